@@ -49,21 +49,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def shared_graphs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Traces each structure of a network once in a run. All processes share the graphs."""
+def shared_graphs() -> Iterator[None]:
+    """Traces each structure of a network once. All processes and runs share the graphs."""
     if "torch" not in sys.modules:  # no collected test exports a network, and the import takes seconds
         yield
         return
     from swiftlet_models.graphs import export
-    from tests.support.graph_cache import cached
+    from tests.support.graph_cache import cached, directory
 
-    directory = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        directory = directory.parent
-    directory = directory / "graphs"
-    directory.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "_trace", cached(export._trace, directory))
+        patch.setattr(export, "_trace", cached(export._trace, directory()))
         yield
 
 

@@ -9,7 +9,6 @@ import shutil
 import threading
 import weakref
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from swiftlet_serve.repository import manager as manager_module
 from swiftlet_serve.repository.manager import LoadFailed
 from tests.support.artifacts import reseal
 from tests.support.fakes import PATIENCE_S
-from tests.support.repositories import Served, make_version, served, want
+from tests.support.repositories import Served, StallingStore, make_version, served, want
 
 
 @pytest.fixture
@@ -184,40 +183,28 @@ async def test_version_in_a_name_is_written_in_one_way(root, name):
         assert (await server.classify(name)).json()["code"] == "unknown_model"
 
 
-async def test_fetch_that_stalls_delays_neither_requests_nor_the_end(root, monkeypatch):
-    started, goes_on = threading.Event(), threading.Event()
-    async with served(root) as server:
-        fetch = server.manager._store.fetch
-
-        def stall(*args: Any) -> None:
-            started.set()
-            goes_on.wait(PATIENCE_S)
-            fetch(*args)
-
-        monkeypatch.setattr(server.manager._store, "fetch", stall)
+async def test_fetch_that_stalls_delays_neither_requests_nor_the_end(root):
+    store = StallingStore(root, "fetch")
+    async with served(root, store=store) as server:
+        store.stall()
         make_version(root, "flowers", 2)
         looking = asyncio.create_task(server.manager.look())
-        await asyncio.to_thread(started.wait, PATIENCE_S)
+        await asyncio.to_thread(store.started.wait, PATIENCE_S)
         assert await server.version() == 1
         looking.cancel()
         await asyncio.gather(looking, return_exceptions=True)
         assert await server.version() == 1
         async with asyncio.timeout(PATIENCE_S):
             await server.manager.close()
-        assert not goes_on.is_set()
-    goes_on.set()
+        assert not store.goes_on.is_set()
+    store.goes_on.set()
 
 
 async def test_repository_that_stalls_changes_nothing(root, caplog, monkeypatch):
-    async with served(root) as server:
-        goes_on, desired = threading.Event(), server.manager._store.desired
-
-        def stall() -> bytes | None:
-            goes_on.wait(PATIENCE_S)
-            return desired()
-
+    store = StallingStore(root, "desired")
+    async with served(root, store=store) as server:
+        store.stall()
         monkeypatch.setattr(manager_module, "LOOK_S", 0.01)
-        monkeypatch.setattr(server.manager._store, "desired", stall)
         make_version(root, "flowers", 2)
         for _ in range(3):
             await server.manager.look()
@@ -225,7 +212,7 @@ async def test_repository_that_stalls_changes_nothing(root, caplog, monkeypatch)
         assert caplog.text.count("does not respond") == 1
         assert threading.active_count() < 20
         monkeypatch.setattr(manager_module, "LOOK_S", PATIENCE_S)
-        goes_on.set()
+        store.goes_on.set()
         await server.manager.look()
         assert (await server.version(), server.manager.reachable) == (2, True)
 

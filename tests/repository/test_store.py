@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from pathlib import Path
 
 import fsspec
 import pytest
@@ -93,10 +92,10 @@ def test_interrupted_push_leaves_nothing(tmp_path, artifact, monkeypatch):
     root = tmp_path / "repository"
     root.mkdir()
 
-    def fail(path: Path) -> None:
+    def fail(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(store_module, "_sync", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(RepositoryError, match="No space left on device"):
         push(DirectoryStore(root), artifact)
     assert DirectoryStore(root).versions() == {}

@@ -1,7 +1,7 @@
 """Keeps the ONNX graphs that tests export, because a trace takes seconds even for a tiny network.
 
 A graph without its weights depends only on the network's code, settings and shapes. Networks that differ in their
-weights alone share one trace, also across the processes of a test run.
+weights alone share one trace, also across the processes of a test run, and across runs of the same code.
 """
 
 from __future__ import annotations
@@ -11,15 +11,28 @@ import hashlib
 import io
 import pickle
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import onnx
 import torch
 
 from swiftlet_models.heads import Model
+from tests.support.paths import ROOT
 
+CODE: Final = ("models/swiftlet_models", "tests/support")
 Trace = Callable[[Model], onnx.ModelProto]
+
+
+def directory() -> Path:
+    """Returns the directory of the graphs that this code and these packages make."""
+    code = hashlib.sha256(repr([metadata.version(name) for name in ("onnx", "onnxscript", "torch")]).encode())
+    for file in sorted(file for folder in CODE for file in (ROOT / folder).rglob("*.py")):
+        code.update(file.read_bytes())
+    path = ROOT / "build/graphs" / code.hexdigest()[:20]
+    path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def cached(trace: Trace, directory: Path) -> Trace:
@@ -37,7 +50,9 @@ def cached(trace: Trace, directory: Path) -> Trace:
             graph = trace(model)
             weights = {tensor.name for tensor in graph.graph.initializer}
             if weights == model.state_dict().keys():  # another initializer could depend on the weights
-                path.write_bytes(graph.SerializeToString())
+                new = path.with_suffix(".new")
+                new.write_bytes(graph.SerializeToString())
+                new.rename(path)
         return graph
 
     return trace_or_read

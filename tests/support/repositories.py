@@ -7,6 +7,7 @@ import functools
 import json
 import shutil
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,11 +19,12 @@ from swiftlet_serve.http.app import create_app
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.repository.cache import Cache
 from swiftlet_serve.repository.manager import ModelManager
-from swiftlet_serve.repository.store import DESIRED, open_store
+from swiftlet_serve.repository.store import DESIRED, DirectoryStore, Store, open_store
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.telemetry.shadow_stats import ShadowStats
 from swiftlet_serve.telemetry.snapshot import RepositoryState, VersionState
 from tests.support.artifacts import LABELS, make_artifact, reseal
+from tests.support.fakes import PATIENCE_S
 
 P = ParamSpec("P")
 
@@ -59,6 +61,32 @@ def example_state() -> RepositoryState:
     return RepositoryState(True, loads, 0, [version], {("tiny-classify", 2): ShadowStats()})
 
 
+class StallingStore(DirectoryStore):
+    """A repository that does not respond, from `stall` until `goes_on` is set."""
+
+    def __init__(self, root: Path, stalls: str) -> None:
+        super().__init__(root)
+        self._stalls = stalls
+        self.started, self.goes_on = threading.Event(), threading.Event()
+        self.goes_on.set()
+
+    def stall(self) -> None:
+        self.goes_on.clear()
+
+    def _wait(self, method: str) -> None:
+        if method == self._stalls and not self.goes_on.is_set():
+            self.started.set()
+            self.goes_on.wait(PATIENCE_S)
+
+    def fetch(self, name: str, version: int, to: Path) -> None:
+        self._wait("fetch")
+        super().fetch(name, version, to)
+
+    def desired(self) -> bytes | None:
+        self._wait("desired")
+        return super().desired()
+
+
 class Served:
     """A runtime over a repository, with its application."""
 
@@ -87,10 +115,12 @@ class Served:
 
 
 @asynccontextmanager
-async def served(root: Path, *, max_bytes: int | None = None, engine: str = "echo") -> AsyncIterator[Served]:
+async def served(
+    root: Path, *, max_bytes: int | None = None, engine: str = "echo", store: Store | None = None
+) -> AsyncIterator[Served]:
     """Serves a repository on engines in this process. The manager looks at it only when the test says so."""
     runtime = LocalRuntime.load(Settings(repository=str(root), engine=engine, cores=2))
-    store = open_store(str(root))
+    store = store or open_store(str(root))
     manager = ModelManager(runtime, store, Cache(store, None), max_bytes=max_bytes, poll_s=1e9)
     await runtime.open()
     try:

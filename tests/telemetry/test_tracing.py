@@ -85,19 +85,19 @@ def test_setting_an_endpoint_without_the_extra_fails_at_startup(artifact_dir):
     assert "Run: pip install opentelemetry-exporter-otlp-proto-http==" in done.stderr.splitlines()[-1]
 
 
-def test_endpoint_in_the_environment_without_the_extra_is_a_warning(artifact_dir, monkeypatch):
+async def test_endpoint_in_the_environment_without_the_extra_is_a_warning(artifact_dir, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     with serving(artifact_dir, code=WITHOUT_EXTRA) as server:
-        assert asyncio.run(ask(server.port)).status == 200
+        assert (await ask(server.port)).status == 200
         server.stop()
         server.wait()
 
     assert "Tracing is disabled." in server.stderr
 
 
-def test_server_without_an_endpoint_does_not_need_the_extra(artifact_dir):
+async def test_server_without_an_endpoint_does_not_need_the_extra(artifact_dir):
     with serving(artifact_dir, code=WITHOUT_EXTRA) as server:
-        assert asyncio.run(ask(server.port)).status == 200
+        assert (await ask(server.port)).status == 200
         server.stop()
 
         assert server.wait() == 0
