@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 from hypothesis import settings
 
 from tests.support.artifacts import make_artifact
@@ -39,12 +40,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Runs an asynchronous test in an event loop of its own."""
+    """Runs an asynchronous test in an event loop of its own, which is uvloop's, as in the server."""
     test = pyfuncitem.obj
     if not inspect.iscoroutinefunction(test):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
-    asyncio.run(asyncio.wait_for(test(**arguments), 3 * PATIENCE_S))
+    uvloop.run(asyncio.wait_for(test(**arguments), 3 * PATIENCE_S))
     return True
 
 

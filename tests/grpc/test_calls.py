@@ -115,13 +115,10 @@ def test_panic_is_an_error_of_its_call(runtime, monkeypatch):
     assert [(record.status, record.code) for record in records] == [(500, "internal"), (200, "")]
 
 
-def test_calls_are_counted_as_a_dialect(runtime):
-    async def scenario():
-        async with serving(runtime) as (_, client):
-            await client.call("ModelInfer", FINE)
-            await client.fail("ModelInfer", request("no", {"text": ["fine"]}))
-
-    run(scenario())
+async def test_calls_are_counted_as_a_dialect(runtime):
+    async with serving(runtime) as (_, client):
+        await client.call("ModelInfer", FINE)
+        await client.fail("ModelInfer", request("no", {"text": ["fine"]}))
     assert runtime.stats.dialects == {("open-inference-grpc", "2xx"): 1, ("open-inference-grpc", "4xx"): 1}
 
 
@@ -211,49 +208,40 @@ def test_invalid_timeout_in_the_metadata_is_an_invalid_argument(value, timeout, 
 
 
 @pytest.mark.parametrize(("timeout", "asked", "expected"), [(60, "5000", 5), (5, "60000", 5), (None, "5000", 5)])
-def test_earlier_of_two_deadlines_counts(timeout, asked, expected, runtime):
+async def test_earlier_of_two_deadlines_counts(timeout, asked, expected, runtime):
     records: list[RequestRecord] = []
 
-    async def scenario():
-        async with serving(runtime, observers=[records.append]) as (_, client):
-            await client.call("ModelInfer", FINE, timeout=timeout, x_request_timeout_ms=asked)
-
-    run(scenario())
+    async with serving(runtime, observers=[records.append]) as (_, client):
+        await client.call("ModelInfer", FINE, timeout=timeout, x_request_timeout_ms=asked)
     assert records[0].timeout_s == pytest.approx(expected, abs=PATIENCE_S / 3)
     assert records[0].timeout_s <= expected + 1  # gRPC rounds the time that is left
 
 
-def test_exemplars_have_the_trace_ids_of_calls(runtime):
+async def test_exemplars_have_the_trace_ids_of_calls(runtime):
     """The tracer sets the ID before the statistics read it."""
     tracer = Tracer(SimpleSpanProcessor(InMemorySpanExporter()), "1")
     trace = "0af7651916cd43dd8448eb211c80319c"
 
-    async def scenario():
-        async with serving(runtime, observers=[tracer.trace_request]) as (_, client):
-            await client.call("ModelInfer", FINE, traceparent=f"00-{trace}-b7ad6b7169203331-01")
-
-    run(scenario())
+    async with serving(runtime, observers=[tracer.trace_request]) as (_, client):
+        await client.call("ModelInfer", FINE, traceparent=f"00-{trace}-b7ad6b7169203331-01")
     tracer.close()
     (sample,) = runtime.stats.models["tiny-classify"].exemplars.values()
     assert sample.trace_id == trace
 
 
-def test_cancelled_call_leaves_the_queue(gated):
+async def test_cancelled_call_leaves_the_queue(gated):
     runtime, engine = gated
     records: list[RequestRecord] = []
 
-    async def scenario():
-        async with serving(runtime, observers=[records.append]) as (_, client):
-            running = client.call("ModelInfer", FINE)
-            held = await engine.called()
-            waiting = client.call("ModelInfer", FINE)
-            await until(lambda: runtime.dispatcher.queue_state().sequences == 1)
-            waiting.cancel()
-            await until(lambda: runtime.dispatcher.queue_state().sequences == 0)
-            held.finish()
-            await running
-
-    run(scenario())
+    async with serving(runtime, observers=[records.append]) as (_, client):
+        running = client.call("ModelInfer", FINE)
+        held = await engine.called()
+        waiting = client.call("ModelInfer", FINE)
+        await until(lambda: runtime.dispatcher.queue_state().sequences == 1)
+        waiting.cancel()
+        await until(lambda: runtime.dispatcher.queue_state().sequences == 0)
+        held.finish()
+        await running
     assert [record.status for record in records] == [None, 200]
 
 
@@ -363,12 +351,9 @@ def test_aborting_port_ends_the_calls(gated):
     assert [record.status for record in records] == [None]
 
 
-def test_port_in_use_is_an_error(runtime):
-    async def scenario():
-        async with serving(runtime) as (port, _):
-            number = int(port.address.rpartition(":")[2])
-            second = GrpcPort(LocalRuntime.load(runtime.settings.model_copy(update={"grpc_port": number})), None, [])
-            with pytest.raises(Exception, match=f"Cannot listen on 127.0.0.1, port {number}"):
-                await second.open()
-
-    run(scenario())
+async def test_port_in_use_is_an_error(runtime):
+    async with serving(runtime) as (port, _):
+        number = int(port.address.rpartition(":")[2])
+        second = GrpcPort(LocalRuntime.load(runtime.settings.model_copy(update={"grpc_port": number})), None, [])
+        with pytest.raises(Exception, match=f"Cannot listen on 127.0.0.1, port {number}"):
+            await second.open()

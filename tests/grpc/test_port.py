@@ -179,10 +179,10 @@ def grpc_address(process: Process) -> str:
     return process.grpc_address
 
 
-def test_stopping_server_answers_every_call_that_it_takes(artifact_dir):
+async def test_stopping_server_answers_every_call_that_it_takes(artifact_dir):
     """The others fail with a status of the transport, since gRPC cancels calls that arrive while it stops."""
 
-    async def scenario():
+    with serving_process(artifact_dir, "--grpc-port", "0", "--access-log", "true") as server:
         client, codes = Client(grpc_address(server)), Counter()
 
         async def ask() -> None:
@@ -199,10 +199,7 @@ def test_stopping_server_answers_every_call_that_it_takes(artifact_dir):
         server.stop()
         await asyncio.gather(*asking)
         await client.channel.close()
-        return codes, await asyncio.to_thread(server.wait)
-
-    with serving_process(artifact_dir, "--grpc-port", "0", "--access-log", "true") as server:
-        codes, status = run(scenario())
+        codes, status = codes, await asyncio.to_thread(server.wait)
 
     logged = [line for line in server.stderr.splitlines() if "ModelInfer" in line]
     assert status == 0
@@ -237,14 +234,11 @@ def test_connections_of_a_limited_age_lose_no_call(runtime, monkeypatch):
     assert not runtime.stats.refused
 
 
-def test_metrics_count_calls(artifact_dir):
-    async def scenario():
+async def test_metrics_count_calls(artifact_dir):
+    with serving_process(artifact_dir, "--grpc-port", "0") as server:
         client = Client(grpc_address(server))
         await client.call("ModelInfer", FINE)
         await client.channel.close()
-
-    with serving_process(artifact_dir, "--grpc-port", "0") as server:
-        run(scenario())
         with urllib.request.urlopen(f"{server.url}/metrics", timeout=PATIENCE_S) as response:
             metrics = response.read().decode()
 

@@ -192,25 +192,26 @@ def test_responses_of_other_servers_forbid_sniffing_too(path, client):
         assert client.request(method, path).headers.get_list("x-content-type-options") == ["nosniff"]
 
 
-def test_scrapes_of_clients_that_have_gone_give_up_their_turn():
+async def test_scrapes_of_clients_that_have_gone_give_up_their_turn():
     """Otherwise clients that ask and leave would keep the monitoring waiting."""
     answered: list[int] = []
 
-    async def main() -> list[Any]:
-        release = asyncio.Event()
+    release = asyncio.Event()
 
-        @paced
-        async def respond(request: Any) -> Response:
-            answered.append(request)
-            await release.wait()
-            return Response()
+    @paced
+    async def respond(request: Any) -> Response:
+        answered.append(request)
+        await release.wait()
+        return Response()
 
-        scrapes = [asyncio.ensure_future(respond(number)) for number in range(4)]
-        await asyncio.sleep(0)
-        for scrape in scrapes[1:3]:
-            scrape.cancel()  # as the gate does when a client has gone
-        release.set()
-        return await asyncio.gather(*scrapes, return_exceptions=True)
-
-    assert [type(one) for one in asyncio.run(main())] == [Response, *2 * [asyncio.CancelledError], Response]
+    scrapes = [asyncio.ensure_future(respond(number)) for number in range(4)]
+    await asyncio.sleep(0)
+    for scrape in scrapes[1:3]:
+        scrape.cancel()  # as the gate does when a client has gone
+    release.set()
+    assert [type(one) for one in await asyncio.gather(*scrapes, return_exceptions=True)] == [
+        Response,
+        *2 * [asyncio.CancelledError],
+        Response,
+    ]
     assert answered == [0, 3]

@@ -115,82 +115,67 @@ def runtime_of(artifact_dir: Path, **settings: Any) -> Runtime:
 
 
 @TRANSPORTS
-def test_answers_and_records_are_those_of_the_pipeline(transport, artifact_dir: Path):
+async def test_answers_and_records_are_those_of_the_pipeline(transport, artifact_dir: Path):
     records: list[RequestRecord] = []
 
-    async def scenario() -> None:
-        async with transport(runtime_of(artifact_dir), None, records) as ask:
-            answer = await ask(TEXTS, x_request_id="r-1")
-            alone = [(await ask([text])).labels[0] for text in TEXTS]
-        assert (answer.code, answer.labels) == ("", alone)
-        assert answer.headers["x-request-id"] == "r-1"
-        assert int(answer.headers["x-input-tokens"]) > len(TEXTS)
-
-    run(scenario())
+    async with transport(runtime_of(artifact_dir), None, records) as ask:
+        answer = await ask(TEXTS, x_request_id="r-1")
+        alone = [(await ask([text])).labels[0] for text in TEXTS]
+    assert (answer.code, answer.labels) == ("", alone)
+    assert answer.headers["x-request-id"] == "r-1"
+    assert int(answer.headers["x-input-tokens"]) > len(TEXTS)
     assert {(record.status, record.model, record.method) for record in records} == {(200, MODEL, "POST")}
     assert (records[0].id, records[0].sequences) == ("r-1", len(TEXTS))
     assert set(records[0].stages) == {"parse", "encode", "queue", "batch", "infer", "decode"}
 
 
 @TRANSPORTS
-def test_errors_have_the_same_code_and_no_text_of_the_request(transport, artifact_dir: Path):
+async def test_errors_have_the_same_code_and_no_text_of_the_request(transport, artifact_dir: Path):
     records: list[RequestRecord] = []
 
-    async def scenario() -> None:
-        async with transport(runtime_of(artifact_dir), None, records) as ask:
-            answers = {
-                "unknown_model": await ask([SECRET], model="nope"),
-                "empty_input": await ask([SECRET, " "]),
-                "validation_failed": await ask([SECRET], x_request_timeout_ms="soon"),
-            }
-        for code, answer in answers.items():
-            assert answer.code == code
-            assert SECRET not in str(answer)
-            assert answer.headers["x-request-id"]
-
-    run(scenario())
+    async with transport(runtime_of(artifact_dir), None, records) as ask:
+        answers = {
+            "unknown_model": await ask([SECRET], model="nope"),
+            "empty_input": await ask([SECRET, " "]),
+            "validation_failed": await ask([SECRET], x_request_timeout_ms="soon"),
+        }
+    for code, answer in answers.items():
+        assert answer.code == code
+        assert SECRET not in str(answer)
+        assert answer.headers["x-request-id"]
     assert [record.code for record in records] == ["unknown_model", "empty_input", "validation_failed"]
     assert not any(record.accepted for record in records)
 
 
 @TRANSPORTS
-def test_keys_are_checked_and_name_the_client(transport, artifact_dir: Path):
+async def test_keys_are_checked_and_name_the_client(transport, artifact_dir: Path):
     records: list[RequestRecord] = []
 
-    async def scenario() -> None:
-        async with transport(runtime_of(artifact_dir), ApiKeys([LINE]), records) as ask:
-            codes = [(await ask(TEXTS, **headers)).code for headers in ({}, {"x_api_key": "no"}, {"x_api_key": KEY})]
-        assert codes == ["missing_key", "bad_key", ""]
-
-    run(scenario())
+    async with transport(runtime_of(artifact_dir), ApiKeys([LINE]), records) as ask:
+        codes = [(await ask(TEXTS, **headers)).code for headers in ({}, {"x_api_key": "no"}, {"x_api_key": KEY})]
+    assert codes == ["missing_key", "bad_key", ""]
     assert records[-1].client == "alice"
 
 
 @TRANSPORTS
-def test_limits_of_clients_count_every_transport(transport, artifact_dir: Path):
-    async def scenario() -> None:
-        async with transport(runtime_of(artifact_dir, client_rate_limit=0.001), None, []) as ask:
-            first, second = await ask(["a"]), await ask(["a"])
-        assert (first.code, second.code) == ("", "quota_exceeded")
-        assert int(second.headers["retry-after"]) >= 999
-
-    run(scenario())
+async def test_limits_of_clients_count_every_transport(transport, artifact_dir: Path):
+    async with transport(runtime_of(artifact_dir, client_rate_limit=0.001), None, []) as ask:
+        first, second = await ask(["a"]), await ask(["a"])
+    assert (first.code, second.code) == ("", "quota_exceeded")
+    assert int(second.headers["retry-after"]) >= 999
 
 
 @TRANSPORTS
-def test_draining_server_refuses(transport, artifact_dir: Path):
-    async def scenario() -> None:
-        runtime = runtime_of(artifact_dir)
-        async with transport(runtime, None, []) as ask:
-            assert (await ask(["a"])).code == ""
-            runtime.admission.close()
-            assert (await ask(["a"])).code == "draining"
-
-    run(scenario())
+async def test_draining_server_refuses(transport, artifact_dir: Path):
+    runtime = runtime_of(artifact_dir)
+    async with transport(runtime, None, []) as ask:
+        assert (await ask(["a"])).code == ""
+        runtime.admission.close()
+        assert (await ask(["a"])).code == "draining"
 
 
 @TRANSPORTS
-def test_panic_is_an_error_of_its_request(transport, artifact_dir: Path, monkeypatch):
+async def test_panic_is_an_error_of_its_request(transport, artifact_dir: Path, monkeypatch):
     class Panic(BaseException):
         """As a panic of a library in Rust, which is no `Exception`."""
 
@@ -199,50 +184,41 @@ def test_panic_is_an_error_of_its_request(transport, artifact_dir: Path, monkeyp
 
     records: list[RequestRecord] = []
 
-    async def scenario() -> None:
-        async with transport(runtime_of(artifact_dir), None, records) as ask:
-            with monkeypatch.context() as patch:
-                patch.setattr(Pipeline, "answer", panic)
-                assert (await ask(["a"])).code == "internal"
-            assert (await ask(["a"])).code == ""
-
-    run(scenario())
+    async with transport(runtime_of(artifact_dir), None, records) as ask:
+        with monkeypatch.context() as patch:
+            patch.setattr(Pipeline, "answer", panic)
+            assert (await ask(["a"])).code == "internal"
+        assert (await ask(["a"])).code == ""
     assert [(record.status, record.code) for record in records] == [(500, "internal"), (200, "")]
 
 
 @TRANSPORTS
-def test_deadline_ends_a_request_whose_engine_is_slow(transport, artifact_dir: Path):
+async def test_deadline_ends_a_request_whose_engine_is_slow(transport, artifact_dir: Path):
     records: list[RequestRecord] = []
 
-    async def scenario() -> None:
-        runtime, engine = make_gated_runtime(artifact_dir, grpc_port=0)
-        async with transport(runtime, None, records) as ask:
-            answer = await ask(["a"], x_request_timeout_ms="100")
-            assert answer.code in ("deadline_exceeded", "deadline_too_short")
-            (await engine.called()).finish([np.zeros((1, 2), np.float32)])
-
-    run(scenario())
+    runtime, engine = make_gated_runtime(artifact_dir, grpc_port=0)
+    async with transport(runtime, None, records) as ask:
+        answer = await ask(["a"], x_request_timeout_ms="100")
+        assert answer.code in ("deadline_exceeded", "deadline_too_short")
+        (await engine.called()).finish([np.zeros((1, 2), np.float32)])
     assert [record.status for record in records] == [504]
 
 
 @TRANSPORTS
-def test_client_that_leaves_ends_the_work_for_it(transport, artifact_dir: Path):
+async def test_client_that_leaves_ends_the_work_for_it(transport, artifact_dir: Path):
     """Its sequence leaves the queue, and its record tells that it was not answered."""
     records: list[RequestRecord] = []
 
-    async def scenario() -> None:
-        runtime, engine = make_gated_runtime(artifact_dir, grpc_port=0)
-        async with transport(runtime, None, records) as ask:
-            busy = [asyncio.ensure_future(ask(["a"])) for _ in range(2)]
-            calls = [await engine.called() for _ in busy]
-            leaving = asyncio.ensure_future(ask(["a"]))
-            await until(lambda: runtime.dispatcher.queued_tokens)
-            leaving.cancel()
-            await until(lambda: records)
-            assert (records[0].status, runtime.dispatcher.queued_tokens) == (None, 0)
-            for call in calls:
-                call.finish([np.zeros((1, 2), np.float32)])
-            assert [(await request).code for request in busy] == ["", ""]
-
-    run(scenario())
+    runtime, engine = make_gated_runtime(artifact_dir, grpc_port=0)
+    async with transport(runtime, None, records) as ask:
+        busy = [asyncio.ensure_future(ask(["a"])) for _ in range(2)]
+        calls = [await engine.called() for _ in busy]
+        leaving = asyncio.ensure_future(ask(["a"]))
+        await until(lambda: runtime.dispatcher.queued_tokens)
+        leaving.cancel()
+        await until(lambda: records)
+        assert (records[0].status, runtime.dispatcher.queued_tokens) == (None, 0)
+        for call in calls:
+            call.finish([np.zeros((1, 2), np.float32)])
+        assert [(await request).code for request in busy] == ["", ""]
     assert [record.status for record in records] == [None, 200, 200]

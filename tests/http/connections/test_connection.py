@@ -23,7 +23,6 @@ from tests.support.connections import (
     RawClient,
     RecordingGate,
     exchange,
-    run,
     serving,
     until,
     until_stable,
@@ -33,34 +32,28 @@ from tests.support.fakes import PATIENCE_S
 pytestmark = pytest.mark.usefixtures("clean_log")
 
 
-def test_connection_answers_pipelined_requests_in_order_one_at_a_time():
-    async def scenario() -> None:
-        async with serving() as service:
-            client = await service.client()
-            service.gate.may_respond.clear()
-            client.send(b"".join(b"GET /%d HTTP/1.1\r\n" % number + HOST + b"\r\n" for number in range(1000)))
-            await service.gate.called.acquire()
-            service.gate.may_respond.set()
-            for number in range(1000):
-                assert (await client.response())[2] == b"GET|/%d|host|" % number
-            assert service.gate.max_in_progress == 1
-
-    run(scenario())
+async def test_connection_answers_pipelined_requests_in_order_one_at_a_time():
+    async with serving() as service:
+        client = await service.client()
+        service.gate.may_respond.clear()
+        client.send(b"".join(b"GET /%d HTTP/1.1\r\n" % number + HOST + b"\r\n" for number in range(1000)))
+        await service.gate.called.acquire()
+        service.gate.may_respond.set()
+        for number in range(1000):
+            assert (await client.response())[2] == b"GET|/%d|host|" % number
+        assert service.gate.max_in_progress == 1
 
 
-def test_connection_leaves_pipelined_bytes_in_the_kernel():
-    async def scenario() -> None:
-        async with serving() as service:
-            service.gate.may_respond.clear()
-            client = await service.client()
-            client.send(GET + b"\r\n" + (GET + b"\r\n") * 1_000_000)  # 26 MB
-            await service.gate.called.acquire()
-            (connection,) = service.table.connections
-            await until_stable(lambda: len(connection.unread))
-            assert len(connection.unread) < 1 << 20
-            assert service.gate.requests == [b"GET|/|host|"]
-
-    run(scenario())
+async def test_connection_leaves_pipelined_bytes_in_the_kernel():
+    async with serving() as service:
+        service.gate.may_respond.clear()
+        client = await service.client()
+        client.send(GET + b"\r\n" + (GET + b"\r\n") * 1_000_000)  # 26 MB
+        await service.gate.called.acquire()
+        (connection,) = service.table.connections
+        await until_stable(lambda: len(connection.unread))
+        assert len(connection.unread) < 1 << 20
+        assert service.gate.requests == [b"GET|/|host|"]
 
 
 async def trickle(client: RawClient) -> None:
@@ -80,138 +73,111 @@ async def trickle(client: RawClient) -> None:
         (CHUNKED + b"384\r\n", {"request_timeout_s": SHORT_S}),
     ],
 )
-def test_connection_times_out_incomplete_requests(sent, limits, more):
-    async def scenario() -> None:
-        async with serving(**limits) as service:
-            client = await service.client()
-            client.send(GET + b"\r\n")  # the timeout starts with the next request
-            await client.response()
-            client.send(sent if sent != b"G" or not more else GET + b"X: ")
-            if more:
-                await trickle(client)
-            await client.assert_refused(408, "receive_timeout")
-            await service.until_settled()
-            assert service.gate.requests == [b"GET|/|host|"]
-            assert service.gate.disconnects == (b"\r\n\r\n" in sent)
-
-    run(scenario())
+async def test_connection_times_out_incomplete_requests(sent, limits, more):
+    async with serving(**limits) as service:
+        client = await service.client()
+        client.send(GET + b"\r\n")  # the timeout starts with the next request
+        await client.response()
+        client.send(sent if sent != b"G" or not more else GET + b"X: ")
+        if more:
+            await trickle(client)
+        await client.assert_refused(408, "receive_timeout")
+        await service.until_settled()
+        assert service.gate.requests == [b"GET|/|host|"]
+        assert service.gate.disconnects == (b"\r\n\r\n" in sent)
 
 
-def test_connection_times_out_after_100_continue():
-    async def scenario() -> None:
-        async with serving(request_timeout_s=SHORT_S) as service:
-            client = await service.client()
-            client.send(POST + b"Expect: 100-continue\r\nContent-Length: 3\r\n\r\n")
-            assert (await client.response())[0] == 100
-            await client.assert_refused(408, "receive_timeout")
-
-    run(scenario())
+async def test_connection_times_out_after_100_continue():
+    async with serving(request_timeout_s=SHORT_S) as service:
+        client = await service.client()
+        client.send(POST + b"Expect: 100-continue\r\nContent-Length: 3\r\n\r\n")
+        assert (await client.response())[0] == 100
+        await client.assert_refused(408, "receive_timeout")
 
 
-def test_connection_timeouts_exclude_the_time_of_the_response():
-    async def scenario() -> None:
-        async with serving(head_timeout_s=SHORT_S, request_timeout_s=SHORT_S, write_timeout_s=SHORT_S) as service:
-            service.gate.may_respond.clear()
-            client = await service.client()
-            client.send(POST + b"Content-Length: 3\r\n\r\nabc" + GET + b"\r\n")
-            await asyncio.sleep(3 * SHORT_S)  # the absence of a timeout causes no event
-            service.gate.may_respond.set()
-            assert [(await client.response())[0] for _ in range(2)] == [200, 200]
-
-    run(scenario())
+async def test_connection_timeouts_exclude_the_time_of_the_response():
+    async with serving(head_timeout_s=SHORT_S, request_timeout_s=SHORT_S, write_timeout_s=SHORT_S) as service:
+        service.gate.may_respond.clear()
+        client = await service.client()
+        client.send(POST + b"Content-Length: 3\r\n\r\nabc" + GET + b"\r\n")
+        await asyncio.sleep(3 * SHORT_S)  # the absence of a timeout causes no event
+        service.gate.may_respond.set()
+        assert [(await client.response())[0] for _ in range(2)] == [200, 200]
 
 
 @pytest.mark.parametrize("limits", [{"request_timeout_s": SHORT_S}, {"idle_timeout_s": SHORT_S}], ids=["new", "used"])
-def test_connection_closes_silently_when_idle(limits):
-    async def scenario() -> None:
-        async with serving(**limits) as service:
-            client = await service.client()
-            if "idle_timeout_s" in limits:
-                client.send(GET + b"\r\n")
-                await client.response()
-            assert await client.until_closed() == b""
-
-    run(scenario())
+async def test_connection_closes_silently_when_idle(limits):
+    async with serving(**limits) as service:
+        client = await service.client()
+        if "idle_timeout_s" in limits:
+            client.send(GET + b"\r\n")
+            await client.response()
+        assert await client.until_closed() == b""
 
 
-def test_connection_aborts_when_the_client_does_not_read():
-    async def scenario() -> None:
-        async with serving(write_timeout_s=SHORT_S) as service:
-            service.gate.body = lambda description: b"x" * 1_000_000
-            with socket.create_connection(("127.0.0.1", service.port)) as client:
-                client.sendall((GET + b"\r\n") * 100)
-                await service.gate.called.acquire()
-                await service.until_settled()
-
-    run(scenario())
+async def test_connection_aborts_when_the_client_does_not_read():
+    async with serving(write_timeout_s=SHORT_S) as service:
+        service.gate.body = lambda description: b"x" * 1_000_000
+        with socket.create_connection(("127.0.0.1", service.port)) as client:
+            client.sendall((GET + b"\r\n") * 100)
+            await service.gate.called.acquire()
+            await service.until_settled()
 
 
 @pytest.mark.parametrize("how", ["half-closed", "reset"])
 @pytest.mark.parametrize("sent", [b"", b"GET", GET, POST + b"Content-Length: 9\r\n\r\nabc", CHUNKED + b"3\r\na"])
-def test_connection_survives_a_disconnect_at_any_time(sent, how):
+async def test_connection_survives_a_disconnect_at_any_time(sent, how):
     """No task is left, and the log has no traceback."""
 
-    async def scenario() -> None:
-        async with serving() as service:
-            client = await service.client()
-            client.send(sent)
-            if b"\r\n\r\n" in sent:
-                await service.gate.called.acquire()
-            if how == "half-closed":
-                client.writer.write_eof()
-                assert await client.until_closed() == b""
-            else:
-                linger = struct.pack("ii", 1, 0)
-                client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-                client.writer.transport.abort()
-            await service.until_settled()
-            assert service.gate.disconnects == (b"\r\n\r\n" in sent)
-
-    run(scenario())
+    async with serving() as service:
+        client = await service.client()
+        client.send(sent)
+        if b"\r\n\r\n" in sent:
+            await service.gate.called.acquire()
+        if how == "half-closed":
+            client.writer.write_eof()
+            assert await client.until_closed() == b""
+        else:
+            linger = struct.pack("ii", 1, 0)
+            client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            client.writer.transport.abort()
+        await service.until_settled()
+        assert service.gate.disconnects == (b"\r\n\r\n" in sent)
 
 
-def test_connection_delivers_an_early_response_while_the_body_is_sent():
+async def test_connection_delivers_an_early_response_while_the_body_is_sent():
     """Closing a socket with until_unread bytes would reset it, and discard the response."""
 
     def refuse(_: Head) -> Response:
         return Response(b"no", 413, {"connection": "close"})
 
-    async def scenario() -> None:
-        async with serving(RecordingGate(refuse)) as service:
-            client = await service.client()
-            client.send(POST + b"Content-Length: 50000000\r\n\r\n")
-            for _ in range(50):
-                client.send(b"x" * 1_000_000)
-                await client.writer.drain()
-            status, _, body = await client.response()
-            assert (status, body, await client.until_closed()) == (413, b"no", b"")
-
-    run(scenario())
+    async with serving(RecordingGate(refuse)) as service:
+        client = await service.client()
+        client.send(POST + b"Content-Length: 50000000\r\n\r\n")
+        for _ in range(50):
+            client.send(b"x" * 1_000_000)
+            await client.writer.drain()
+        status, _, body = await client.response()
+        assert (status, body, await client.until_closed()) == (413, b"no", b"")
 
 
-def test_connection_reads_the_next_request_after_an_unread_body():
+async def test_connection_reads_the_next_request_after_an_unread_body():
     def refuse(_: Head) -> Response:
         return Response(status_code=404)
 
-    async def scenario() -> None:
-        async with serving(RecordingGate(refuse)) as service:
-            client = await service.client()
-            for _ in range(3):
-                client.send(POST + b"Content-Length: 600000\r\n\r\n" + b"x" * 600_000)
-            assert [(await client.response())[0] for _ in range(3)] == [404] * 3
-            client.writer.close()
-
-    run(scenario())
+    async with serving(RecordingGate(refuse)) as service:
+        client = await service.client()
+        for _ in range(3):
+            client.send(POST + b"Content-Length: 600000\r\n\r\n" + b"x" * 600_000)
+        assert [(await client.response())[0] for _ in range(3)] == [404] * 3
+        client.writer.close()
 
 
-def test_connection_writes_head_and_body_at_once():
+async def test_connection_writes_head_and_body_at_once():
     transport = FakeTransport()
 
-    async def scenario() -> None:
-        posted = [POST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n", b"", b"ab"]
-        await exchange(RecordingGate(), [*posted, b"HEAD / HTTP/1.1\r\n" + HOST + b"\r\n"], transport)
-
-    run(scenario())
+    posted = [POST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n", b"", b"ab"]
+    await exchange(RecordingGate(), [*posted, b"HEAD / HTTP/1.1\r\n" + HOST + b"\r\n"], transport)
 
     continued, answered, headed = transport.writes
     assert continued == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -221,7 +187,7 @@ def test_connection_writes_head_and_body_at_once():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how long bytes have waited")
-def test_connection_measures_the_arrival_of_a_request_in_the_kernel():
+async def test_connection_measures_the_arrival_of_a_request_in_the_kernel():
     lag_s, slow_s = 0.2, 0.1
     heads: list[tuple[Head, float]] = []
 
@@ -229,63 +195,54 @@ def test_connection_measures_the_arrival_of_a_request_in_the_kernel():
         heads.append((head, time.monotonic()))
         return Response()
 
-    async def scenario():
-        async with serving(RecordingGate(refuse)) as service:
-            client = await service.client()
-            for pieces in ([GET + b"\r\n"], [GET, b"\r\n"], [GET + b"\r\n"]):
-                for piece in pieces[:-1]:
-                    client.send(piece)
-                    await asyncio.sleep(slow_s)
-                client.send(pieces[-1])
-                time.sleep(lag_s)
-                assert (await client.response())[0] == 200
-
-    run(scenario())
+    async with serving(RecordingGate(refuse)) as service:
+        client = await service.client()
+        for pieces in ([GET + b"\r\n"], [GET, b"\r\n"], [GET + b"\r\n"]):
+            for piece in pieces[:-1]:
+                client.send(piece)
+                await asyncio.sleep(slow_s)
+            client.send(pieces[-1])
+            time.sleep(lag_s)
+            assert (await client.response())[0] == 200
 
     for (head, now), took_s in zip(heads, (0.0, slow_s, 0.0), strict=True):
         assert lag_s - 0.02 <= head.lag_s < lag_s + PATIENCE_S / 2  # the kernel's clock has a resolution of 10 ms
         assert lag_s + took_s - 0.02 <= now - head.received < lag_s + took_s + PATIENCE_S / 2
 
 
-def test_connection_never_sends_a_second_response():
+async def test_connection_never_sends_a_second_response():
     """The first response is sent before the body, which turns out to be malformed."""
 
     def refuse(_: Head) -> Response:
         return Response(b"no", 404)
 
-    async def scenario() -> None:
-        async with serving(RecordingGate(refuse)) as service:
-            client = await service.client()
-            client.send(CHUNKED)
-            assert (await client.response())[0] == 404
-            client.send(b"zz\r\n" + GET + b"\r\n")
+    async with serving(RecordingGate(refuse)) as service:
+        client = await service.client()
+        client.send(CHUNKED)
+        assert (await client.response())[0] == 404
+        client.send(b"zz\r\n" + GET + b"\r\n")
+        assert await client.until_closed() == b""
+
+
+async def test_connection_answers_the_current_request_on_shutdown():
+    async with serving() as service:
+        resting, answered, sending, starting = [await service.idle_client() for _ in range(4)]
+        service.gate.may_respond.clear()
+        answered.send(GET + b"\r\n")
+        sending.send(POST + b"Content-Length: 3\r\n\r\n")
+        for _ in range(2):
+            await service.gate.called.acquire()
+        starting.send(GET)
+        await until(lambda: any(one.phase is HEAD for one in service.table.connections))
+        for one in list(service.table.connections):
+            one.shutdown()
+        assert await resting.until_closed() == b""
+
+        service.gate.may_respond.set()
+        sending.send(b"abc")
+        starting.send(b"\r\n")
+        for client in (answered, sending, starting):
+            status, headers, _ = await client.response()
+            assert (status, headers["connection"]) == (200, "close")
             assert await client.until_closed() == b""
-
-    run(scenario())
-
-
-def test_connection_answers_the_current_request_on_shutdown():
-    async def scenario() -> None:
-        async with serving() as service:
-            resting, answered, sending, starting = [await service.idle_client() for _ in range(4)]
-            service.gate.may_respond.clear()
-            answered.send(GET + b"\r\n")
-            sending.send(POST + b"Content-Length: 3\r\n\r\n")
-            for _ in range(2):
-                await service.gate.called.acquire()
-            starting.send(GET)
-            await until(lambda: any(one.phase is HEAD for one in service.table.connections))
-            for one in list(service.table.connections):
-                one.shutdown()
-            assert await resting.until_closed() == b""
-
-            service.gate.may_respond.set()
-            sending.send(b"abc")
-            starting.send(b"\r\n")
-            for client in (answered, sending, starting):
-                status, headers, _ = await client.response()
-                assert (status, headers["connection"]) == (200, "close")
-                assert await client.until_closed() == b""
-            await service.until_settled()
-
-    run(scenario())
+        await service.until_settled()

@@ -34,47 +34,38 @@ def refuse_path(head: Head) -> Response | None:
 
 
 @pytest.mark.parametrize("body", [b"Content-Length: 5\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n"])
-def test_connection_refuses_by_the_head_and_answers_the_next_request(body):
-    async def scenario() -> None:
-        async with serving(RecordingGate(refuse_path)) as service:
-            client = await service.client()
-            client.send(b"POST /no HTTP/1.1\r\n" + HOST + body)
-            status, headers, received = await client.response()
-            assert (status, headers["retry-after"], received) == (503, "1", b"no")
-            assert "connection" not in headers
-            client.send((b"5\r\nGET /\r\n0\r\n\r\n" if b"chunked" in body else b"GET /") + GET + b"\r\n")
-            status, _, received = await client.response()
-            assert (status, received.split(b"|")[0]) == (200, b"GET")
-            assert len(service.gate.requests) == 1
-
-    run(scenario())
+async def test_connection_refuses_by_the_head_and_answers_the_next_request(body):
+    async with serving(RecordingGate(refuse_path)) as service:
+        client = await service.client()
+        client.send(b"POST /no HTTP/1.1\r\n" + HOST + body)
+        status, headers, received = await client.response()
+        assert (status, headers["retry-after"], received) == (503, "1", b"no")
+        assert "connection" not in headers
+        client.send((b"5\r\nGET /\r\n0\r\n\r\n" if b"chunked" in body else b"GET /") + GET + b"\r\n")
+        status, _, received = await client.response()
+        assert (status, received.split(b"|")[0]) == (200, b"GET")
+        assert len(service.gate.requests) == 1
 
 
-def test_connection_refusal_has_the_form_of_a_response():
+async def test_connection_refusal_has_the_form_of_a_response():
     refused = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 2\r\n"
 
-    async def scenario() -> None:
-        for method, received in ((b"GET", b"no"), (b"HEAD", b"")):
-            line = method + b" /no HTTP/1.1\r\n" + HOST
-            gate = RecordingGate(refuse_path)
-            answer = await exchange(gate, [line + b"\r\n", line + b"Connection: close\r\n\r\n"])
-            assert answer == refused + b"\r\n" + received + refused + b"connection: close\r\n\r\n" + received
-            assert gate.requests == []
-
-    run(scenario())
+    for method, received in ((b"GET", b"no"), (b"HEAD", b"")):
+        line = method + b" /no HTTP/1.1\r\n" + HOST
+        gate = RecordingGate(refuse_path)
+        answer = await exchange(gate, [line + b"\r\n", line + b"Connection: close\r\n\r\n"])
+        assert answer == refused + b"\r\n" + received + refused + b"connection: close\r\n\r\n" + received
+        assert gate.requests == []
 
 
-def test_connection_tells_whether_the_body_arrived_with_the_head():
+async def test_connection_tells_whether_the_body_arrived_with_the_head():
     gate = RecordingGate()
 
-    async def scenario() -> None:
-        sized = POST + b"Content-Length: 5\r\n\r\n"
-        for pieces in ([sized + b"abcde"], [sized + b"abcde" + GET + b"\r\n"], [GET + b"\r\n"]):
-            await exchange(gate, pieces)
-        for pieces in ([sized, b"abcde"], [sized + b"abcd", b"e"], [CHUNKED + b"0\r\n\r\n"]):
-            await exchange(gate, pieces)
-
-    run(scenario())
+    sized = POST + b"Content-Length: 5\r\n\r\n"
+    for pieces in ([sized + b"abcde"], [sized + b"abcde" + GET + b"\r\n"], [GET + b"\r\n"]):
+        await exchange(gate, pieces)
+    for pieces in ([sized, b"abcde"], [sized + b"abcd", b"e"], [CHUNKED + b"0\r\n\r\n"]):
+        await exchange(gate, pieces)
     assert [head.has_whole_body for head in gate.heads] == [True, True, True, True, False, False, False]
 
 
@@ -122,17 +113,14 @@ def test_connection_leaves_no_reference_cycles(artifact_dir):
 
 
 @pytest.mark.parametrize("method", ["TRACE", "CONNECT", "PROPFIND", "DELETE", "HEAD", "OPTIONS", "GET"])
-def test_connection_refuses_unsupported_methods(method, artifact_dir):
-    async def scenario() -> None:
-        runtime = LocalRuntime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo", cores=1))
-        app = create_app(runtime)
-        async with serving(app.gate) as service:
-            client = await service.client()
-            target = "a:443" if method == "CONNECT" else "/classify"
-            client.send(f"{method} {target} HTTP/1.1\r\nConnection: close\r\n".encode() + HOST + b"\r\n")
-            answer = await client.until_closed()
-            assert answer.startswith(b"HTTP/1.1 405 ")
-            assert b"\r\nallow: " in answer
-        await runtime.close()
-
-    run(scenario())
+async def test_connection_refuses_unsupported_methods(method, artifact_dir):
+    runtime = LocalRuntime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo", cores=1))
+    app = create_app(runtime)
+    async with serving(app.gate) as service:
+        client = await service.client()
+        target = "a:443" if method == "CONNECT" else "/classify"
+        client.send(f"{method} {target} HTTP/1.1\r\nConnection: close\r\n".encode() + HOST + b"\r\n")
+        answer = await client.until_closed()
+        assert answer.startswith(b"HTTP/1.1 405 ")
+        assert b"\r\nallow: " in answer
+    await runtime.close()

@@ -12,7 +12,6 @@ from tests.support.connections import (
     SHORT_S,
     RecordingGate,
     exchange,
-    run,
     serving,
     until,
 )
@@ -49,49 +48,40 @@ def reads(monkeypatch) -> list[bytes]:
     ],
     ids=["length", "head", "chunks", "chunk", "pipelined"],
 )
-def test_request_in_two_pieces_is_answered_when_the_second_arrives(reads, request_bytes):
+async def test_request_in_two_pieces_is_answered_when_the_second_arrives(reads, request_bytes):
     """For every place at which the pieces may be cut, and without a timeout's help."""
     requests = request_bytes.count(b"HTTP/1.1")
 
-    async def scenario() -> None:
-        expected = await exchange(RecordingGate(), [request_bytes])
-        async with serving(head_timeout_s=60.0, request_timeout_s=60.0) as service:
-            for cut in range(1, len(request_bytes)):
-                reads.clear()
-                client = await service.client()
-                client.send(request_bytes[:cut])
-                await until(lambda cut=cut: b"".join(reads).startswith(request_bytes[:cut]))
-                client.send(request_bytes[cut:])
-                answers = [await client.response() for _ in range(requests)]
-                assert all(body in expected for _, _, body in answers)
-                client.send(GET + b"\r\n")
-                assert (await client.response())[0] == 200
-                client.writer.close()
-
-    run(scenario())
-
-
-def test_request_whose_rest_does_not_arrive_times_out(reads):
-    async def scenario() -> None:
-        async with serving(request_timeout_s=SHORT_S) as service:
+    expected = await exchange(RecordingGate(), [request_bytes])
+    async with serving(head_timeout_s=60.0, request_timeout_s=60.0) as service:
+        for cut in range(1, len(request_bytes)):
+            reads.clear()
             client = await service.client()
-            client.send(WITH_LENGTH[:-40])
-            await until(lambda: len(reads) == 1)
-            client.send(b"5")
-            await client.assert_refused(408, "receive_timeout")
+            client.send(request_bytes[:cut])
+            await until(lambda cut=cut: b"".join(reads).startswith(request_bytes[:cut]))
+            client.send(request_bytes[cut:])
+            answers = [await client.response() for _ in range(requests)]
+            assert all(body in expected for _, _, body in answers)
+            client.send(GET + b"\r\n")
+            assert (await client.response())[0] == 200
+            client.writer.close()
 
-    run(scenario())
+
+async def test_request_whose_rest_does_not_arrive_times_out(reads):
+    async with serving(request_timeout_s=SHORT_S) as service:
+        client = await service.client()
+        client.send(WITH_LENGTH[:-40])
+        await until(lambda: len(reads) == 1)
+        client.send(b"5")
+        await client.assert_refused(408, "receive_timeout")
 
 
 @pytest.mark.parametrize("sent", [GET[:20], WITH_LENGTH[:-40]])
-def test_disconnect_of_a_slow_client_is_noticed_at_once(reads, sent):
-    async def scenario() -> None:
-        async with serving() as service:
-            client = await service.client()
-            client.send(sent)
-            await until(lambda: len(reads) == 1)
-            client.send(b"5")
-            client.writer.close()
-            await service.until_settled()
-
-    run(scenario())
+async def test_disconnect_of_a_slow_client_is_noticed_at_once(reads, sent):
+    async with serving() as service:
+        client = await service.client()
+        client.send(sent)
+        await until(lambda: len(reads) == 1)
+        client.send(b"5")
+        client.writer.close()
+        await service.until_settled()

@@ -29,69 +29,57 @@ from tests.support.fakes import PATIENCE_S
 pytestmark = pytest.mark.usefixtures("clean_log")
 
 
-def test_table_evicts_the_connection_that_is_idle_longest():
-    async def scenario() -> None:
-        async with serving(connections=3) as service:
-            first, second, third = [await service.idle_client() for _ in range(3)]
-            first.send(GET + b"\r\n")  # now the second one is idle longest
-            await first.response()
-            await service.idle_client()
+async def test_table_evicts_the_connection_that_is_idle_longest():
+    async with serving(connections=3) as service:
+        first, second, third = [await service.idle_client() for _ in range(3)]
+        first.send(GET + b"\r\n")  # now the second one is idle longest
+        await first.response()
+        await service.idle_client()
 
-            assert await second.until_closed() == b""
-            for client in (third, first):
-                client.send(GET + b"\r\n")
-                assert (await client.response())[0] == 200
-
-    run(scenario())
+        assert await second.until_closed() == b""
+        for client in (third, first):
+            client.send(GET + b"\r\n")
+            assert (await client.response())[0] == 200
 
 
-def test_table_evicts_a_connection_with_an_incomplete_request():
-    async def scenario() -> None:
-        async with serving(connections=1) as service:
-            slow = await service.client()
-            slow.send(b"GET / HTTP/1.1\r\n")
-            connection = await service.connection()
-            await until(lambda: connection._parser.head_bytes > 0)
-            await service.idle_client()
-            await slow.assert_refused(503, "overloaded")
-
-    run(scenario())
+async def test_table_evicts_a_connection_with_an_incomplete_request():
+    async with serving(connections=1) as service:
+        slow = await service.client()
+        slow.send(b"GET / HTTP/1.1\r\n")
+        connection = await service.connection()
+        await until(lambda: connection._parser.head_bytes > 0)
+        await service.idle_client()
+        await slow.assert_refused(503, "overloaded")
 
 
-def test_table_counts_idle_time_from_the_latest_bytes():
-    async def scenario() -> None:
-        async with serving(connections=2) as service:
-            first, second = [await service.idle_client() for _ in range(2)]
-            first.send(GET)
-            await until(lambda: any(one.phase is HEAD for one in service.table.connections))
-            await service.idle_client()
-            assert await second.until_closed() == b""
-            first.send(b"\r\n")
-            assert (await first.response())[0] == 200
-
-    run(scenario())
+async def test_table_counts_idle_time_from_the_latest_bytes():
+    async with serving(connections=2) as service:
+        first, second = [await service.idle_client() for _ in range(2)]
+        first.send(GET)
+        await until(lambda: any(one.phase is HEAD for one in service.table.connections))
+        await service.idle_client()
+        assert await second.until_closed() == b""
+        first.send(b"\r\n")
+        assert (await first.response())[0] == 200
 
 
-def test_table_never_evicts_a_request_in_progress():
-    async def scenario() -> None:
-        async with serving(connections=8, linger_timeout_s=PATIENCE_S) as service:
-            service.gate.may_respond.clear()
-            clients = [await service.busy_client() for _ in range(7)]
-            sending = await service.client()
-            sending.send(POST + b"Content-Length: 3\r\n\r\n")
-            await service.gate.called.acquire()
+async def test_table_never_evicts_a_request_in_progress():
+    async with serving(connections=8, linger_timeout_s=PATIENCE_S) as service:
+        service.gate.may_respond.clear()
+        clients = [await service.busy_client() for _ in range(7)]
+        sending = await service.client()
+        sending.send(POST + b"Content-Length: 3\r\n\r\n")
+        await service.gate.called.acquire()
 
-            values = [await service.client() for _ in range(2)]
-            for client in values:
-                status, headers, body = await client.response()
-                assert (status, json.loads(body)["code"], headers["retry-after"]) == (503, "overloaded", "1")
-            assert await (await service.client()).until_closed() == b""  # too many for error responses
+        values = [await service.client() for _ in range(2)]
+        for client in values:
+            status, headers, body = await client.response()
+            assert (status, json.loads(body)["code"], headers["retry-after"]) == (503, "overloaded", "1")
+        assert await (await service.client()).until_closed() == b""  # too many for error responses
 
-            service.gate.may_respond.set()
-            sending.send(b"abc")
-            assert [(await client.response())[0] for client in [*clients, sending]] == [200] * 8
-
-    run(scenario())
+        service.gate.may_respond.set()
+        sending.send(b"abc")
+        assert [(await client.response())[0] for client in [*clients, sending]] == [200] * 8
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a machine has to be given a second local address")
@@ -148,47 +136,38 @@ def test_limits_leave_half_of_the_file_descriptors(monkeypatch):
         assert default_max_connections() == connections
 
 
-def test_table_tells_once_that_many_connections_have_closed():
-    async def scenario() -> None:
-        table = ConnectionTable(RecordingGate(), ConnectionLimits(connections=4096))
-        opened = [Connection(table) for _ in range(connection_table.MANY)]
-        for connection in opened:
-            table.add(connection)
-        assert not table.has_fallen()
-        for connection in opened[1:]:
-            table.remove(connection)
-        assert not table.has_fallen()
-        table.remove(opened[0])
-        assert [table.has_fallen(), table.has_fallen()] == [True, False]
-
-    run(scenario())
+async def test_table_tells_once_that_many_connections_have_closed():
+    table = ConnectionTable(RecordingGate(), ConnectionLimits(connections=4096))
+    opened = [Connection(table) for _ in range(connection_table.MANY)]
+    for connection in opened:
+        table.add(connection)
+    assert not table.has_fallen()
+    for connection in opened[1:]:
+        table.remove(connection)
+    assert not table.has_fallen()
+    table.remove(opened[0])
+    assert [table.has_fallen(), table.has_fallen()] == [True, False]
 
 
-def test_table_logs_a_crowd_of_pages_once_and_counts_them(caplog):
+async def test_table_logs_a_crowd_of_pages_once_and_counts_them(caplog):
     gate = RecordingGate()
 
-    async def scenario() -> None:
-        table = ConnectionTable(gate, ConnectionLimits())
-        for _ in range(1000):
-            table.read_scheduler._on_crowded("192.0.2.1")
-
-    run(scenario())
+    table = ConnectionTable(gate, ConnectionLimits())
+    for _ in range(1000):
+        table.read_scheduler._on_crowded("192.0.2.1")
     assert gate.crowded == 1000
     (record,) = caplog.records
     assert "192.0.2.1" in record.getMessage()
     caplog.clear()
 
 
-def test_table_logs_many_refusals_in_one_line(caplog):
-    async def scenario() -> None:
-        app = RecordingGate()
-        table = ConnectionTable(app, ConnectionLimits())
-        for _ in range(1000):
-            table.log_refusal(Unavailable("overloaded", "x"), 100.0)
-        table.log_refusal(Unavailable("overloaded", "x"), 100.0 + connection_table.LOG_INTERVAL_S)
-        await exchange(app, [])
-
-    run(scenario())
+async def test_table_logs_many_refusals_in_one_line(caplog):
+    app = RecordingGate()
+    table = ConnectionTable(app, ConnectionLimits())
+    for _ in range(1000):
+        table.log_refusal(Unavailable("overloaded", "x"), 100.0)
+    table.log_refusal(Unavailable("overloaded", "x"), 100.0 + connection_table.LOG_INTERVAL_S)
+    await exchange(app, [])
     assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == [
         "overloaded (1)",
         "overloaded (1000)",

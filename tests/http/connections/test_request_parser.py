@@ -85,19 +85,16 @@ MALFORMED = {
 
 @pytest.mark.parametrize("case", MALFORMED)
 @pytest.mark.parametrize("size", [1 << 18, 1], ids=["at once", "byte by byte"])
-def test_parser_rejects_malformed_requests(case, size):
+async def test_parser_rejects_malformed_requests(case, size):
     """The server sends one response, and none to the request that follows."""
 
-    async def scenario() -> None:
-        app = RecordingGate()
-        data = MALFORMED[case] + GET + b"\r\n"
-        received = await exchange(app, [data[start : start + size] for start in range(0, len(data), size)])
-        assert app.requests == []
-        assert len(re.findall(rb"HTTP/1.1 \d", received)) == 1
-        assert received.startswith(b"HTTP/1.1 400 Bad Request\r\n")
-        assert b'"code":"bad_framing"' in received
-
-    run(scenario())
+    app = RecordingGate()
+    data = MALFORMED[case] + GET + b"\r\n"
+    received = await exchange(app, [data[start : start + size] for start in range(0, len(data), size)])
+    assert app.requests == []
+    assert len(re.findall(rb"HTTP/1.1 \d", received)) == 1
+    assert received.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b'"code":"bad_framing"' in received
 
 
 WELL_FORMED = [
@@ -134,17 +131,14 @@ def test_parser_reads_requests_cut_at_any_place(requests, places):
     run(scenario())
 
 
-def test_parser_accepts_http_1_0_without_host():
+async def test_parser_accepts_http_1_0_without_host():
     """Health checks of some load balancers still use HTTP/1.0."""
 
-    async def scenario() -> None:
-        async with serving() as service:
-            client = await service.client()
-            client.send(b"GET / HTTP/1.0\r\n\r\n")
-            assert (await client.response())[0] == 200
-            assert await client.until_closed() == b""
-
-    run(scenario())
+    async with serving() as service:
+        client = await service.client()
+        client.send(b"GET / HTTP/1.0\r\n\r\n")
+        assert (await client.response())[0] == 200
+        assert await client.until_closed() == b""
 
 
 @pytest.mark.parametrize(
@@ -164,31 +158,25 @@ def test_parser_accepts_http_1_0_without_host():
         (CHUNKED + b"1;x=" + b"x" * 10_000_000 + b"\r\n", 0, 431, "headers_too_large"),
     ],
 )
-def test_parser_limits_the_size_of_the_head(line, headers, status, code):
+async def test_parser_limits_the_size_of_the_head(line, headers, status, code):
     """The client can read the error although it sends more than the server reads."""
 
-    async def scenario() -> None:
-        async with serving() as service:
-            client = await service.client()
-            client.send(line + HOST + b"X: y\r\n" * headers + b"\r\n")
-            if code:
-                await client.assert_refused(status, code)
-            else:
-                assert (await client.response())[0] == status
-
-    run(scenario())
+    async with serving() as service:
+        client = await service.client()
+        client.send(line + HOST + b"X: y\r\n" * headers + b"\r\n")
+        if code:
+            await client.assert_refused(status, code)
+        else:
+            assert (await client.response())[0] == status
 
 
-def test_parser_reads_one_byte_chunks_quickly():
-    async def scenario() -> None:
-        app = RecordingGate()
-        data = CHUNKED + b"1\r\na\r\n" * 65_536 + b"0\r\n\r\n"
-        started = time.process_time()
-        await exchange(app, cut(data, 1 << 18))
-        assert time.process_time() - started < 0.5  # 0.03 alone; h11 takes as much for a tenth of it
-        assert len(app.requests[0]) == 65_536 + len(b"POST|/|host,transfer-encoding|")
-
-    run(scenario())
+async def test_parser_reads_one_byte_chunks_quickly():
+    app = RecordingGate()
+    data = CHUNKED + b"1\r\na\r\n" * 65_536 + b"0\r\n\r\n"
+    started = time.process_time()
+    await exchange(app, cut(data, 1 << 18))
+    assert time.process_time() - started < 0.5  # 0.03 alone; h11 takes as much for a tenth of it
+    assert len(app.requests[0]) == 65_536 + len(b"POST|/|host,transfer-encoding|")
 
 
 def framed(extension: int, trailer: int) -> bytes:
@@ -211,16 +199,13 @@ def framed(extension: int, trailer: int) -> bytes:
         (100, 24_000, False),
     ],
 )
-def test_parser_limits_the_framing_of_a_chunked_body(extension, trailer, is_allowed, size):
+async def test_parser_limits_the_framing_of_a_chunked_body(extension, trailer, is_allowed, size):
     """However the bytes arrive: with the content and the end in one read, too."""
 
-    async def scenario() -> None:
-        app, data = RecordingGate(), framed(extension, trailer)
-        received = await exchange(app, [data[start : start + size] for start in range(0, len(data), size)])
-        assert (b" 200 OK" in received, b"headers_too_large" in received) == (is_allowed, not is_allowed)
-        assert len(app.requests) == is_allowed
-
-    run(scenario())
+    app, data = RecordingGate(), framed(extension, trailer)
+    received = await exchange(app, [data[start : start + size] for start in range(0, len(data), size)])
+    assert (b" 200 OK" in received, b"headers_too_large" in received) == (is_allowed, not is_allowed)
+    assert len(app.requests) == is_allowed
 
 
 @given(

@@ -94,83 +94,68 @@ async def serving(tls: ssl.SSLContext, **limits: object) -> AsyncIterator[Served
         await until(lambda: not table.connections)
 
 
-def test_silent_connections_do_not_lock_out_a_client(tls):
+async def test_silent_connections_do_not_lock_out_a_client(tls):
     """The one that has waited longest makes place for the next."""
 
-    async def scenario() -> None:
-        async with serving(tls, connections=4) as served:
-            silent = await served.connect(20)
-            await until(lambda: len(served.table.connections) <= 4)
-            assert [is_closed(one) for one in silent] == [True] * 16 + [False] * 4
-            await served.assert_answers()
-            assert is_closed(silent[16])
-
-    run(scenario())
+    async with serving(tls, connections=4) as served:
+        silent = await served.connect(20)
+        await until(lambda: len(served.table.connections) <= 4)
+        assert [is_closed(one) for one in silent] == [True] * 16 + [False] * 4
+        await served.assert_answers()
+        assert is_closed(silent[16])
 
 
-def test_handshakes_use_up_the_share_of_their_address(tls):
-    async def scenario() -> None:
-        async with serving(tls, connections=16, proxies=()) as served:
-            await served.connect(40, "127.0.0.2")
-            await until(lambda: served.table.per_address["127.0.0.2"] <= 12)
-            other = [await served.client("127.0.0.3") for _ in range(4)]
-            for client in other:
-                client.send(GET + b"\r\n")
-                assert (await client.response())[0] == 200
-                client.writer.close()
-
-    run(scenario())
+async def test_handshakes_use_up_the_share_of_their_address(tls):
+    async with serving(tls, connections=16, proxies=()) as served:
+        await served.connect(40, "127.0.0.2")
+        await until(lambda: served.table.per_address["127.0.0.2"] <= 12)
+        other = [await served.client("127.0.0.3") for _ in range(4)]
+        for client in other:
+            client.send(GET + b"\r\n")
+            assert (await client.response())[0] == 200
+            client.writer.close()
 
 
-def test_requests_in_progress_are_not_evicted_for_a_handshake(tls):
-    async def scenario() -> None:
-        async with serving(tls, connections=4) as served:
-            served.table.gate.may_respond.clear()
-            clients = [await served.client() for _ in range(4)]
-            for client in clients:
-                client.send(GET + b"\r\n")
-                await served.table.gate.called.acquire()
-            refused = await served.client()  # it gets its error through TLS
-            assert (await refused.response())[0] == 503
-            served.table.gate.may_respond.set()
-            for client in clients:
-                assert (await client.response())[0] == 200
-                client.writer.close()
-
-    run(scenario())
+async def test_requests_in_progress_are_not_evicted_for_a_handshake(tls):
+    async with serving(tls, connections=4) as served:
+        served.table.gate.may_respond.clear()
+        clients = [await served.client() for _ in range(4)]
+        for client in clients:
+            client.send(GET + b"\r\n")
+            await served.table.gate.called.acquire()
+        refused = await served.client()  # it gets its error through TLS
+        assert (await refused.response())[0] == 503
+        served.table.gate.may_respond.set()
+        for client in clients:
+            assert (await client.response())[0] == 200
+            client.writer.close()
 
 
-def test_failed_handshakes_are_forgotten(tls):
-    async def scenario() -> None:
-        async with serving(tls) as served:
-            (nonsense,) = await served.connect(1)
-            nonsense.send(b"GET / HTTP/1.1\r\n\r\n")
-            await until(lambda: not served.table.connections)
-            (leaving,) = await served.connect(1)
-            leaving.close()
-            await until(lambda: not served.table.connections)
-            assert not served.table.waiting
-            assert not served.table.per_address
-            await served.assert_answers()
-
-    run(scenario())
+async def test_failed_handshakes_are_forgotten(tls):
+    async with serving(tls) as served:
+        (nonsense,) = await served.connect(1)
+        nonsense.send(b"GET / HTTP/1.1\r\n\r\n")
+        await until(lambda: not served.table.connections)
+        (leaving,) = await served.connect(1)
+        leaving.close()
+        await until(lambda: not served.table.connections)
+        assert not served.table.waiting
+        assert not served.table.per_address
+        await served.assert_answers()
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_handshakes_end_with_the_server(tls, at_once):
-    async def scenario() -> None:
-        async with serving(tls) as served:
-            silent = await served.connect(3)
-            for connection in list(served.table.connections):
-                if at_once:
-                    connection.end(at_once=True)
-                else:
-                    assert connection.is_idle(unused_too=True)
-                    connection.shutdown()
-            await until(lambda: not served.table.connections)
-            await until(lambda: all(is_closed(one) for one in silent))
-
-    run(scenario())
+async def test_handshakes_end_with_the_server(tls, at_once):
+    async with serving(tls) as served:
+        silent = await served.connect(3)
+        for connection in list(served.table.connections):
+            if at_once:
+                connection.end(at_once=True)
+            else:
+                assert connection.is_idle(unused_too=True)
+                connection.shutdown()
+        await until(lambda: not served.table.connections)
+        await until(lambda: all(is_closed(one) for one in silent))
 
 
 def test_failed_handshake_leaves_no_reference_cycle(tls):

@@ -109,43 +109,40 @@ def test_model_endpoint_responds_504_after_a_blocked_event_loop(artifact_dir, mo
             assert response.status_code == status
 
 
-def test_model_endpoint_cancels_the_work_of_a_disconnected_client(artifact_dir):
+async def test_model_endpoint_cancels_the_work_of_a_disconnected_client(artifact_dir):
     """The test calls the application as a server would. The client disconnects while its request is queued."""
     runtime, engine = make_gated_runtime(artifact_dir)
     app = create_app(runtime)
     body = json.dumps({"inputs": "a"}).encode()
     sent = []
 
-    async def scenario():
-        left = asyncio.Event()
-        messages = [{"type": "http.request", "body": body, "more_body": False}]
+    left = asyncio.Event()
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def receive():
-            if messages:
-                return messages.pop()
-            await left.wait()
-            return {"type": "http.disconnect"}
+    async def receive():
+        if messages:
+            return messages.pop()
+        await left.wait()
+        return {"type": "http.disconnect"}
 
-        async def send(message):
-            sent.append(message)
+    async def send(message):
+        sent.append(message)
 
-        scope = {"type": "http", "method": "POST", "path": "/classify", "headers": [], "query_string": b""}
-        busy = [asyncio.ensure_future(app(scope, _stay_connected(body), send)) for _ in range(2)]
-        calls = [await engine.called() for _ in range(2)]
-        request = asyncio.ensure_future(app(scope, receive, send))
-        while not runtime.dispatcher.queued_tokens:
-            await asyncio.sleep(0)
-        left.set()
-        await request
+    scope = {"type": "http", "method": "POST", "path": "/classify", "headers": [], "query_string": b""}
+    busy = [asyncio.ensure_future(app(scope, _stay_connected(body), send)) for _ in range(2)]
+    calls = [await engine.called() for _ in range(2)]
+    request = asyncio.ensure_future(app(scope, receive, send))
+    while not runtime.dispatcher.queued_tokens:
+        await asyncio.sleep(0)
+    left.set()
+    await request
 
-        assert sent == []
-        assert runtime.dispatcher.queued_tokens == 0
-        for call in calls:
-            call.finish(rows=[])
-        await asyncio.gather(*busy)
-        await runtime.close()
-
-    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+    assert sent == []
+    assert runtime.dispatcher.queued_tokens == 0
+    for call in calls:
+        call.finish(rows=[])
+    await asyncio.gather(*busy)
+    await runtime.close()
     assert engine.calls.empty()
 
 

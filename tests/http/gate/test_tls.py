@@ -24,10 +24,11 @@ def certificate(tmp_path_factory) -> Path:
     return make_certificate(tmp_path_factory.mktemp("certificate"))
 
 
-def test_public_port_with_a_certificate_requires_tls(artifact_dir, certificate):
+async def test_public_port_with_a_certificate_requires_tls(artifact_dir, certificate):
     trusting = ssl.create_default_context(cafile=certificate / "cert.pem")
 
-    async def scenario():
+    files = ("--tls-cert", str(certificate / "cert.pem"), "--tls-key", str(certificate / "key.pem"))
+    with serving(artifact_dir, *files, "--admin-port", "0") as server:
         silent = await asyncio.open_connection("127.0.0.1", server.port)
         plain, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(request())
@@ -36,11 +37,7 @@ def test_public_port_with_a_certificate_requires_tls(artifact_dir, certificate):
         silent[1].close()
         live = await ask(server.admin_port, "/health/live", None)
         server.stop()
-        return refused, response, live, await asyncio.to_thread(server.wait)
-
-    files = ("--tls-cert", str(certificate / "cert.pem"), "--tls-key", str(certificate / "key.pem"))
-    with serving(artifact_dir, *files, "--admin-port", "0") as server:
-        refused, response, live, status = run(scenario())
+        refused, response, live, status = refused, response, live, await asyncio.to_thread(server.wait)
 
     assert server.url.startswith("https://")
     assert b"HTTP" not in refused
