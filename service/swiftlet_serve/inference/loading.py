@@ -24,7 +24,7 @@ BUNDLED: Final = Path(swiftlet_models.__file__).resolve().parent / "bundled"
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class OpenModel:
     """A verified artifact, with one of the tasks that it answers."""
 
     artifact: Artifact
@@ -68,7 +68,7 @@ class ServedModel:
 
 
 @dataclass(frozen=True)
-class LoadedModel(ServedModel):
+class LoadedModel(OpenModel):
     """A model in an engine of this process that has reproduced its golden answers."""
 
     engine: Engine
@@ -106,7 +106,7 @@ def load_model(
     )
 
 
-def open_model(path: Path, engine_name: str, tokenizers: MutableMapping[str, Tokenizer] | None = None) -> ServedModel:
+def open_model(path: Path, engine_name: str, tokenizers: MutableMapping[str, Tokenizer] | None = None) -> OpenModel:
     """Verifies an artifact and creates its task.
 
     Args:
@@ -136,7 +136,7 @@ def open_model(path: Path, engine_name: str, tokenizers: MutableMapping[str, Tok
     types = token_types(manifest)
     if types and tokenizer.token_types > types:
         raise ArtifactError(f"{name}: the tokenizer has more token types than the network.")
-    return ServedModel(artifact, tokenizer, task, manifest.task, engine_name)
+    return OpenModel(artifact, tokenizer, task, manifest.task, engine_name)
 
 
 def locate(names: Sequence[str]) -> list[Path]:

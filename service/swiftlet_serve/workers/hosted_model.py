@@ -26,7 +26,7 @@ MAX_TITLE: Final = 500  # characters
 MAX_KERNEL_FAULTS: Final = 1 << 53  # the largest number that a metric holds exactly
 
 
-class HostedModel(NamedTuple):
+class EngineModel(NamedTuple):
     """A model loaded into an engine."""
 
     engine: Engine
@@ -34,7 +34,7 @@ class HostedModel(NamedTuple):
     timed_calls: Sequence[TimedCall] = ()  # calls that were timed after loading
 
 
-def host_model(artifact: Artifact, engine_name: str) -> tuple[HostedModel, float | None]:
+def host_model(artifact: Artifact, engine_name: str) -> tuple[EngineModel, float | None]:
     """Loads an artifact into an engine and replays its golden answers.
 
     Returns:
@@ -48,7 +48,7 @@ def host_model(artifact: Artifact, engine_name: str) -> tuple[HostedModel, float
     engine: Engine = plugins.load(engines, engine_name).create(artifact, threads=1)
     deviation = replay(artifact, engine) if engine.runs_network else None
     timed = time_calls(artifact, engine) if engine.runs_network else []
-    return HostedModel(engine, artifact.manifest.width, timed), deviation
+    return EngineModel(engine, artifact.manifest.width, timed), deviation
 
 
 def runtime_title(engine: Engine) -> str:
@@ -70,14 +70,14 @@ def kernel_faults(engine: Engine) -> int:
     return count if type(count) is int and 0 <= count <= MAX_KERNEL_FAULTS else 0
 
 
-def run_timed(model: HostedModel, batch: Batch) -> BatchResult:
+def run_timed(model: EngineModel, batch: Batch) -> BatchResult:
     """Runs a batch as `run_batch` does and measures its duration."""
     started = time.monotonic()
     outcomes = run_batch(model, batch)
     return BatchResult(outcomes, time.monotonic() - started)
 
 
-def run_batch(model: HostedModel, batch: Batch) -> list[Outcome]:
+def run_batch(model: EngineModel, batch: Batch) -> list[Outcome]:
     """Runs a batch on the calling thread. Returns a row or an error for each sequence; never raises."""
     try:
         rows = model.engine.run(batch)

@@ -217,7 +217,7 @@ class Supervisor:
         log.error(
             "worker process %d found %d wrong sums. Later worker processes avoid their cause.", process.pid, found
         )
-        if self.spare is not None and not self.spare.warned:
+        if self.spare is not None and not self.spare.avoids_tiles:
             self.spare.kill()
 
     def _reap(self, process: WorkerProcess) -> None:
@@ -242,7 +242,7 @@ class Supervisor:
                 await asyncio.sleep(back_off_s(self._start_failures))
                 continue
             self._start_failures = 0
-            if self.kernel_faults and not process.warned:  # it was started before the first one was found
+            if self.kernel_faults and not process.avoids_tiles:  # it was started before the first one was found
                 process.kill()
                 continue
             if self.serving is None:

@@ -67,7 +67,7 @@ class WorkerProcess(ChildProcess):
         self._loading: tuple[int, asyncio.Future[None]] | None = None  # a model that the connected process loads
         self._unloading: set[int] = set()
         self._bytes = sum(_file_bytes(path) for path in models.values())
-        self.warned = earlier_kernel_faults > 0
+        self.avoids_tiles = earlier_kernel_faults > 0
         self._kernel_faults_taken = 0
         self._on_kernel_faults = on_kernel_faults
         self._received = b""  # the beginning of a line of JSON
@@ -87,7 +87,7 @@ class WorkerProcess(ChildProcess):
         control_fd, *connection_fds = descriptors = [end.fileno() for end in inherited]
         paths = {str(index): str(path) for index, path in models.items()}
         config = WorkerConfig(control_fd, connection_fds, engine, paths, log_level, log_format)
-        if self.warned:
+        if self.avoids_tiles:
             environment = {**environment, EARLIER_WRONG_SUMS: str(earlier_kernel_faults)}
         try:
             super().__init__("worker", module, asdict(config), descriptors, environment)
