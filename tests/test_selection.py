@@ -53,7 +53,7 @@ def test_marks_are_registered(request):
             "loadtest.test_arrivals",
         ),  # a process imports everything
         ("docs/how-to/scale.md", "docs.test_documents", "test_server"),
-        ("tests/support/virtual.py", "test_deadlines", "http.connections.test_request_parser"),
+        ("tests/support/virtual.py", "test_task_timer", "http.connections.test_request_parser"),
     ],
 )
 def test_changed_module_affects_the_tests_that_import_it(file, affected, unaffected):

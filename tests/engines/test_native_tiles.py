@@ -19,7 +19,7 @@ from swiftlet_serve.engines import native
 from swiftlet_serve.engines.native import Library, Native
 from swiftlet_serve.inference.loading import BUNDLED
 from swiftlet_serve.types import EARLIER_WRONG_SUMS, Batch
-from swiftlet_serve.workers.hosted_model import HostedModel, host_model
+from swiftlet_serve.workers.hosted_model import EngineModel, host_model
 from swiftlet_serve.workers.thread_executor import ThreadExecutor
 from tests.support.native_kernels import best, encoding, folded, plain_tiles
 from tests.support.paths import ROOT
@@ -75,7 +75,7 @@ def test_wrong_sum_is_counted_and_the_call_is_computed_without_tiles(sound, faul
     # Attention on vectors adds in another order, and quantisation may amplify that by a step.
     assert np.abs(np.concatenate(rows) - expected).max() <= 0.05 * np.abs(expected).max()
     assert network.title == "native (plain; without tiles, which computed a wrong sum)"
-    executor = ThreadExecutor({"bert": HostedModel(network, 2), "other": HostedModel(engines[0], 2)}, 1)
+    executor = ThreadExecutor({"bert": EngineModel(network, 2), "other": EngineModel(engines[0], 2)}, 1)
     assert (executor.kernel_faults, executor.runtime("bert")) == (1, network.title)
 
 

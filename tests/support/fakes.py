@@ -18,7 +18,7 @@ from swiftlet_serve.scheduling.dispatcher import Dispatcher
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from swiftlet_serve.types import Batch, BatchResult, Cost, Deadline, Outcome, Priority, Row, TimedCall
 from swiftlet_serve.types import Engine as AnyEngine
-from swiftlet_serve.workers.hosted_model import HostedModel
+from swiftlet_serve.workers.hosted_model import EngineModel
 from swiftlet_serve.workers.thread_executor import ThreadExecutor
 
 PATIENCE_S = 30.0  # time limit for events that must happen; only a failing test waits that long
@@ -198,7 +198,7 @@ async def settle() -> None:
 
 def dispatcher_of(cores: int, **engines: AnyEngine) -> Dispatcher:
     """Returns a dispatcher over engines in this process, whose models have rows of `WIDTH` values."""
-    hosted = {name: HostedModel(engine, WIDTH) for name, engine in engines.items()}
+    hosted = {name: EngineModel(engine, WIDTH) for name, engine in engines.items()}
     return Dispatcher(ThreadExecutor(hosted, cores))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
-from swiftlet_serve.workers.hosted_model import HostedModel
+from swiftlet_serve.workers.hosted_model import EngineModel
 from swiftlet_serve.workers.thread_executor import ThreadExecutor
 from tests.support.fakes import ManualEngine
 
@@ -21,5 +21,5 @@ def gate_classify(runtime: LocalRuntime, width: int) -> ManualEngine:
     """Gives tiny-classify an engine that answers when the test says so, with `width` outputs. Returns the engine."""
     engine = ManualEngine()
     assert isinstance(runtime._executor, ThreadExecutor)
-    runtime._executor._models["tiny-classify"] = HostedModel(engine, width)
+    runtime._executor._models["tiny-classify"] = EngineModel(engine, width)
     return engine

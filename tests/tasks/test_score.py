@@ -23,7 +23,7 @@ from swiftlet_serve.inference.loading import LoadedModel, load_model
 from swiftlet_serve.offline.import_checkpoint import import_checkpoint
 from swiftlet_serve.types import Batch
 from swiftlet_serve.types.topk import Ranked, Scored, log_probabilities
-from swiftlet_serve.workers.hosted_model import HostedModel, run_batch
+from swiftlet_serve.workers.hosted_model import EngineModel, run_batch
 from tests.support.checkpoints import Shape, Task, reference
 from tests.support.fakes import PATIENCE_S
 from tests.support.processes import serving
@@ -236,7 +236,7 @@ def test_numbers_that_are_not_finite_are_an_error(fp32: Artifact) -> None:
             return [np.full(shape, np.nan, np.float32) for shape in batch.row_shapes(300)]
 
     task = load_model(fp32.path, "onnx_cpu").task
-    (outcome,) = run_batch(HostedModel(Broken(), 300), Batch.of(task.encode(task.Request(inputs="abc"))))  # type: ignore[arg-type]
+    (outcome,) = run_batch(EngineModel(Broken(), 300), Batch.of(task.encode(task.Request(inputs="abc"))))  # type: ignore[arg-type]
 
     assert outcome.code == "invalid_engine_output"  # type: ignore[union-attr]
 

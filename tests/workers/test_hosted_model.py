@@ -16,7 +16,7 @@ from swiftlet_serve.types import Batch
 from swiftlet_serve.types.codec import ERROR_DETAILS
 from swiftlet_serve.types.topk import NOTHING, Ranked
 from swiftlet_serve.workers.hosted_model import (
-    HostedModel,
+    EngineModel,
     host_model,
     kernel_faults,
     run_batch,
@@ -37,7 +37,7 @@ def test_run_batch_fails_only_sequences_that_fail_alone(n, faulty):
             raise RuntimeError("cannot")
         return [row_of(tag) for tag in tags]
 
-    outcomes = run_batch(HostedModel(Engine(answer), WIDTH), Batch.of([encoding(tag) for tag in range(n)]))
+    outcomes = run_batch(EngineModel(Engine(answer), WIDTH), Batch.of([encoding(tag) for tag in range(n)]))
 
     assert codes(outcomes) == ["internal" if tag in faulty else None for tag in range(n)]
     assert all(one.tolist() == row_of(tag).tolist() for tag, one in enumerate(outcomes) if tag not in faulty)
@@ -45,7 +45,7 @@ def test_run_batch_fails_only_sequences_that_fail_alone(n, faulty):
 
 def test_run_batch_rejects_rows_that_are_not_finite():
     rows = [np.array([[tag, math.nan]], np.float32) for tag in range(2)]
-    outcomes = run_batch(HostedModel(Engine(lambda _: rows), WIDTH), Batch.of([encoding(tag) for tag in range(2)]))
+    outcomes = run_batch(EngineModel(Engine(lambda _: rows), WIDTH), Batch.of([encoding(tag) for tag in range(2)]))
 
     assert [one.detail for one in outcomes] == [ERROR_DETAILS["invalid_engine_output"]] * 2
 
@@ -54,7 +54,7 @@ def test_run_batch_rejects_rows_that_are_not_finite():
 def test_run_batch_rejects_top_k_rows_with_a_column_out_of_range(column):
     ranked = Ranked(**vars(encoding(1)), top_k=1, candidates=NOTHING)
     rows = [np.array([[0.5, 0.25, place]], np.float32) for place in (9, column)]
-    outcomes = run_batch(HostedModel(Engine(lambda _: rows), 10), Batch.of([ranked, ranked]))
+    outcomes = run_batch(EngineModel(Engine(lambda _: rows), 10), Batch.of([ranked, ranked]))
 
     assert codes(outcomes) == [None, "invalid_engine_output"]
 

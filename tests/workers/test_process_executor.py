@@ -18,7 +18,7 @@ from swiftlet_serve.scheduling.dispatcher import Dispatcher
 from swiftlet_serve.types import Batch, BatchResult, WorkerLost
 from swiftlet_serve.workers import messages, process_executor
 from swiftlet_serve.workers.circuit_breaker import FAILURE_THRESHOLD
-from swiftlet_serve.workers.hosted_model import HostedModel, host_model
+from swiftlet_serve.workers.hosted_model import EngineModel, host_model
 from swiftlet_serve.workers.process_executor import ProcessExecutor
 from swiftlet_serve.workers.thread_executor import ThreadExecutor
 from tests.support.engines.faulty import CRASH, EXIT, FEW, HANG, NAN, ONCE, RAISE, SEIZE
@@ -132,7 +132,7 @@ def test_worker_and_thread_return_bit_equal_rows(name):
     encodings = Batch.without_top_k(**arrays).encodings()
 
     async def scenario():
-        threads = ThreadExecutor({name: HostedModel(*host_model(artifact, "onnx_cpu")[0])}, 1)
+        threads = ThreadExecutor({name: EngineModel(*host_model(artifact, "onnx_cpu")[0])}, 1)
         executor = ProcessExecutor("onnx_cpu", [artifact.path], 1, spare=False)
         executor.load()
         for timed in (threads.timed_calls(name), executor.timed_calls(name)):

@@ -73,7 +73,7 @@ def test_spare_that_was_not_told_is_replaced(directory):
             await until(lambda: executor.supervisor.spare not in (None, spare))
 
             assert executor.supervisor.serving is serving
-            assert executor.supervisor.spare.warned
+            assert executor.supervisor.spare.avoids_tiles
             await until(lambda: not alive(spare.pid))
             serving.kill()
             assert executor.runtime(MODEL) == "faulty (told)"
@@ -90,7 +90,7 @@ def test_process_that_was_starting_is_replaced(directory):
             await ask(executor, WRONG)
             await until(lambda: executor.supervisor.spare not in (None, first))
 
-            assert executor.supervisor.spare.warned
+            assert executor.supervisor.spare.avoids_tiles
             await until(lambda: not alive(first.pid))
             assert executor.kernel_faults == 1
 
@@ -123,7 +123,7 @@ def test_wrong_sum_while_the_first_process_is_loaded_is_counted(directory):
         async with opened(executor):
             await until(lambda: executor.supervisor.spare)
 
-            assert executor.supervisor.spare.warned
+            assert executor.supervisor.spare.avoids_tiles
             assert (executor.kernel_faults, executor.restarts) == (1, 0)
 
     asyncio.run(scenario())
@@ -136,7 +136,7 @@ def test_wrong_sum_while_the_spare_is_loaded_is_counted(directory):
         async with opened(executor):
             await until(lambda: executor.supervisor.spare)
 
-            assert executor.supervisor.spare.warned
+            assert executor.supervisor.spare.avoids_tiles
             assert (executor.kernel_faults, executor.runtime(MODEL)) == (1, "faulty")
 
     asyncio.run(scenario())

@@ -20,7 +20,7 @@ from swiftlet_serve.benchmark.networks import (
     random_sequences,
     released_network,
 )
-from swiftlet_serve.inference.loading import ServedModel, locate, open_model
+from swiftlet_serve.inference.loading import OpenModel, locate, open_model
 from swiftlet_serve.offline.evaluate import encodings
 from swiftlet_serve.offline.release import golden_encodings
 from swiftlet_serve.types import Batch
@@ -143,7 +143,7 @@ def _batches(sequences: Iterable[Encoding]) -> list[Batch]:
     return [Batch.of(group) for group in batches_of_similar_length(sequences)]
 
 
-def texts_of(model: ServedModel, data: Path) -> list[Encoding]:
+def texts_of(model: OpenModel, data: Path) -> list[Encoding]:
     """Returns texts of the data, or built-in ones. Rows are whole, because some engines cannot rank."""
     task = model.manifest.task
     if data.is_dir():

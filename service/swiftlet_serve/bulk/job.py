@@ -23,7 +23,7 @@ from swiftlet_serve.bulk.scorer import Scorer
 from swiftlet_serve.bulk.sources import Source, find, format_of
 from swiftlet_serve.bulk.worker import Worker
 from swiftlet_serve.errors import SetupError
-from swiftlet_serve.inference.loading import ServedModel, load_model, locate, open_model
+from swiftlet_serve.inference.loading import OpenModel, load_model, locate, open_model
 
 PLAN_NAME: Final = "plan.json"
 
@@ -63,7 +63,7 @@ class Options:
 class Opened:
     """A job whose model, parameters and input have been found."""
 
-    model: ServedModel
+    model: OpenModel
     maker: RequestMaker
     settings: JobSettings
     sources: Sequence[Source]

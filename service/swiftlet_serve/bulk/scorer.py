@@ -27,7 +27,7 @@ from swiftlet_serve.inference.pipeline import check_size
 from swiftlet_serve.machine.process_setup import SWITCH_INTERVAL_S
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.types import Batch, Outcome
-from swiftlet_serve.workers.hosted_model import HostedModel, run_batch
+from swiftlet_serve.workers.hosted_model import EngineModel, run_batch
 
 MAX_SEQUENCES: Final = 4096  # of a chunk, unless one row has more
 MAX_TOKENS: Final[int] = Settings.model_fields["max_queued_tokens"].default  # of one row, as of one request
@@ -55,7 +55,7 @@ class Scorer:
 
     def __init__(self, model: LoadedModel, maker: RequestMaker, cores: int) -> None:
         self._task, self._maker, self._cost = model.task, maker, model.engine.cost
-        self._hosted = HostedModel(model.engine, model.manifest.width)
+        self._hosted = EngineModel(model.engine, model.manifest.width)
         self._switch_s = sys.getswitchinterval()
         # A thread that has run a batch needs the interpreter to take the next. By default it would wait 5 ms for the
         # thread that encodes, which is half of the time of a batch of a small network.

@@ -88,7 +88,7 @@ class Front:
     def connections(self) -> int:
         return self._port.connections
 
-    def obey(self, kind: Kind, number: int) -> None:
+    def run_command(self, kind: Kind, number: int) -> None:
         if kind is Kind.OPEN:
             self._port.open()
         elif kind is Kind.ADOPT:

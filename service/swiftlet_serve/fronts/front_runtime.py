@@ -20,7 +20,7 @@ from swiftlet_serve.fronts.remote_scheduling import (
     RemoteScheduler,
 )
 from swiftlet_serve.fronts.stats_messages import FrontReport
-from swiftlet_serve.inference.loading import ServedModel
+from swiftlet_serve.inference.loading import OpenModel
 from swiftlet_serve.inference.pipeline import Pipeline, Scheduler
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.settings import Settings
@@ -38,11 +38,11 @@ class Front(Protocol):
     def connections(self) -> int:
         """The number of open connections."""
 
-    def obey(self, kind: Kind, number: int) -> None:
-        """Carries out an order of the coordinator, of this kind and with a number that it may have.
+    def run_command(self, kind: Kind, number: int) -> None:
+        """Runs a command of the coordinator. Some kinds of command have a number.
 
         Raises:
-            ValueError, IndexError: there is no such order.
+            ValueError, IndexError: the command does not exist.
         """
 
 
@@ -50,7 +50,7 @@ class FrontRuntime(Runtime):
     """The pipelines of one front."""
 
     def __init__(
-        self, settings: Settings, served: Sequence[ServedModel], costs: Mapping[str, Cost], load: LoadReader
+        self, settings: Settings, served: Sequence[OpenModel], costs: Mapping[str, Cost], load: LoadReader
     ) -> None:
         """Creates a pipeline for each model. The coordinator serves the same models, for all of the front's life.
 
@@ -101,11 +101,11 @@ class FrontRuntime(Runtime):
     async def snapshot(self) -> Snapshot:
         """Returns the state of the whole server, from the coordinator."""
         number = next(self._numbers)
-        found: asyncio.Future[Snapshot] = self.loop.create_future()
-        self._snapshots[number] = found
+        snapshot: asyncio.Future[Snapshot] = self.loop.create_future()
+        self._snapshots[number] = snapshot
         self._send(messages.pack(Kind.SNAPSHOT, number))
         try:
-            return await found
+            return await snapshot
         finally:
             del self._snapshots[number]
 
@@ -145,7 +145,7 @@ class FrontRuntime(Runtime):
         elif kind is Kind.TITLES:
             self._titles = messages.unpack_json(body)
         elif self._front is not None:
-            self._front.obey(kind, number)
+            self._front.run_command(kind, number)
 
     def _report_regularly(self) -> None:
         self._report(0)

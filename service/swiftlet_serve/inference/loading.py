@@ -24,7 +24,7 @@ BUNDLED: Final = Path(swiftlet_models.__file__).resolve().parent / "bundled"
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class OpenModel:
     """A verified artifact, with one of the tasks that it answers."""
 
     artifact: Artifact
@@ -68,7 +68,7 @@ class ServedModel:
 
 
 @dataclass(frozen=True)
-class LoadedModel(ServedModel):
+class LoadedModel(OpenModel):
     """A model in an engine of this process that has reproduced its golden answers."""
 
     engine: Engine
@@ -106,7 +106,7 @@ def load_model(
     )
 
 
-def open_model(path: Path, engine_name: str, tokenizers: MutableMapping[str, Tokenizer] | None = None) -> ServedModel:
+def open_model(path: Path, engine_name: str, tokenizers: MutableMapping[str, Tokenizer] | None = None) -> OpenModel:
     """Verifies an artifact and creates its task.
 
     Args:
@@ -136,7 +136,7 @@ def open_model(path: Path, engine_name: str, tokenizers: MutableMapping[str, Tok
     types = token_types(manifest)
     if types and tokenizer.token_types > types:
         raise ArtifactError(f"{name}: the tokenizer has more token types than the network.")
-    return ServedModel(artifact, tokenizer, task, manifest.task, engine_name)
+    return OpenModel(artifact, tokenizer, task, manifest.task, engine_name)
 
 
 def locate(names: Sequence[str]) -> list[Path]:
@@ -154,9 +154,9 @@ def locate(names: Sequence[str]) -> list[Path]:
             "There are no models to serve. Name one with --models: this installation has no bundled models."
         )
     for name, path in zip(names, paths, strict=False):
-        found = sources.identify(str(bundled.get(name, name)))
-        if found.next_step:
-            raise SetupError(f"{name} is {found.what}. {found.next_step}")
+        source = sources.identify(str(bundled.get(name, name)))
+        if source.next_step:
+            raise SetupError(f"{name} is {source.what}. {source.next_step}")
         if not path.is_dir():
             known = ", ".join(bundled) or "none"
             raise SetupError(f"There is no model {name!r}. Give a directory, or one of the bundled models: {known}.")

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.inference.catalog import ModelLoading
-from swiftlet_serve.inference.loading import LoadedModel, ServedModel, load_model, locate, open_model
+from swiftlet_serve.inference.loading import LoadedModel, OpenModel, load_model, locate, open_model
 from swiftlet_serve.inference.pipeline import Pipeline, Scheduler
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.machine.devices import CUDA_VISIBLE_DEVICES, find_devices
@@ -25,11 +25,11 @@ from swiftlet_serve.telemetry.request_stats import RequestStats
 from swiftlet_serve.telemetry.snapshot import RepositoryState, Snapshot
 from swiftlet_serve.types import Deadline, Executor
 from swiftlet_serve.workers.device_executor import DeviceExecutor
-from swiftlet_serve.workers.hosted_model import HostedModel
+from swiftlet_serve.workers.hosted_model import EngineModel
 from swiftlet_serve.workers.process_executor import ProcessExecutor
 from swiftlet_serve.workers.thread_executor import ThreadExecutor
 
-ModelT = TypeVar("ModelT", bound=ServedModel)
+ModelT = TypeVar("ModelT", bound=OpenModel)
 
 CALLS_OF_DEVICE: Final = 2  # at least: the ids of one are copied while the other one computes
 CLOSE_S: Final = 2.0  # all requests have ended before the runtime closes, so nothing waits for the calls that still run
@@ -61,7 +61,7 @@ class PublicPort(Protocol):
 class LocalRuntime(Runtime):
     """A runtime whose requests are admitted and queued in this process, over one executor."""
 
-    def __init__(self, settings: Settings, served: Sequence[ServedModel], executor: Executor) -> None:
+    def __init__(self, settings: Settings, served: Sequence[OpenModel], executor: Executor) -> None:
         """Creates a pipeline for each model.
 
         Raises:
@@ -122,7 +122,7 @@ class LocalRuntime(Runtime):
     def of(cls, settings: Settings, served: Sequence[LoadedModel]) -> LocalRuntime:
         """Returns a runtime over engines in this process."""
         hosted = {
-            model.manifest.name: HostedModel(model.engine, model.manifest.width, model.timed_calls) for model in served
+            model.manifest.name: EngineModel(model.engine, model.manifest.width, model.timed_calls) for model in served
         }
         return cls(settings, served, ThreadExecutor(hosted, settings.cores, settings.engine))
 
@@ -240,7 +240,7 @@ def _in_order(settings: Settings, served: list[ModelT]) -> list[ModelT]:
     return served if settings.models else sorted(served, key=_score, reverse=True)
 
 
-def _score(model: ServedModel) -> float:
+def _score(model: OpenModel) -> float:
     """Returns the first score on the model's card, in percent, or 0 without one."""
     scores = model.artifact.card().get("scores", {}).get(model.manifest.precision, {})
     return float(next((score["value"] for score in scores.values()), 0.0))

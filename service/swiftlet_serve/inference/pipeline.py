@@ -15,9 +15,9 @@ from pydantic import BaseModel
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.errors import DeadlineExceeded, FieldError, Internal, NotFound, Unavailable, Unprocessable
 from swiftlet_serve.inference import partial_results
-from swiftlet_serve.inference.deadlines import Deadlines
-from swiftlet_serve.inference.loading import ServedModel
+from swiftlet_serve.inference.loading import OpenModel
 from swiftlet_serve.inference.partial_results import Input
+from swiftlet_serve.inference.task_timer import TaskTimer
 from swiftlet_serve.tasks._requests import characters
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from swiftlet_serve.types import Deadline, Outcome, Priority, Row, Task
@@ -70,7 +70,7 @@ class Pipeline:
 
     def __init__(
         self,
-        model: ServedModel,
+        model: OpenModel,
         scheduler: Scheduler,
         threads: ThreadPoolExecutor,
         max_tokens: int,
@@ -96,7 +96,7 @@ class Pipeline:
         self._others: dict[str, Pipeline] = {}  # by task
         self._threads = threads
         self._max_tokens = max_tokens
-        self._deadlines = Deadlines()
+        self._timer = TaskTimer()
 
     def for_task(self, name: str) -> Pipeline:
         """Returns the pipeline of this version for another task that the model answers. The two share all state.
@@ -109,9 +109,9 @@ class Pipeline:
         if name not in self._others:
             if name not in self.model.task_names:
                 raise wrong_task()
-            self._others[name] = other = copy(self)
-            other.model = self.model.for_task(name)
-            other._others = {}  # not this pipeline: a circle would stay in memory after the version has gone
+            self._others[name] = pipeline = copy(self)
+            pipeline.model = self.model.for_task(name)
+            pipeline._others = {}  # not this pipeline: a circle would stay in memory after the version has gone
         return self._others[name]
 
     @property
@@ -151,9 +151,9 @@ class Pipeline:
         sequences: list[Encoding] = []
         self._begin()
         try:
-            with self._deadlines.limit(deadline):
+            with self._timer.limit(deadline):
                 inputs = await self._encode(request, record)
-                sequences += [sequence for one in inputs for sequence in one.encodings]
+                sequences += [sequence for input_ in inputs for sequence in input_.encodings]
                 check_size(self.model.task, [len(sequence.input_ids) for sequence in sequences], self._max_tokens)
                 if record is not None and (left_out := sum([sequence.left_out for sequence in sequences])):
                     record.left_out = left_out

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError, draining, engine_unavailable
 from swiftlet_serve.inference.catalog import DEFAULT, Catalog, ModelLoading, ServedVersions
-from swiftlet_serve.inference.loading import ServedModel
+from swiftlet_serve.inference.loading import OpenModel
 from swiftlet_serve.inference.pipeline import Pipeline, Scheduler
 from swiftlet_serve.scheduling.admission import AdmissionController
 from swiftlet_serve.scheduling.rate_limit import ClientRateLimiter
@@ -30,7 +30,7 @@ class Runtime(ABC):
     def __init__(
         self,
         settings: Settings,
-        served: Sequence[ServedModel],
+        served: Sequence[OpenModel],
         stats: RequestStats,
         admission: AdmissionController,
         rate_limiter: ClientRateLimiter | None,
@@ -64,7 +64,7 @@ class Runtime(ABC):
             fixed[name] = ServedVersions(model.manifest.task, {1: self._make_pipeline(model, name)}, {DEFAULT: 1})
         self.catalog.update(fixed)
 
-    def _make_pipeline(self, model: ServedModel, key: str, version: int | None = None) -> Pipeline:
+    def _make_pipeline(self, model: OpenModel, key: str, version: int | None = None) -> Pipeline:
         name = model.manifest.name
         self.stats.add_model(name, model.manifest.task, version)
         scheduler = self._make_scheduler(name, key)

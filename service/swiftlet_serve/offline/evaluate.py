@@ -25,7 +25,7 @@ from swiftlet_models.metrics import Score, Threshold
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve import evaluation
 from swiftlet_serve.errors import SetupError, Unprocessable
-from swiftlet_serve.inference.loading import LoadedModel, ServedModel
+from swiftlet_serve.inference.loading import LoadedModel, OpenModel
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 
@@ -85,7 +85,7 @@ def evaluate(
     )
 
 
-def encodings(model: ServedModel, data: Path, limit: int) -> list[Encoding]:
+def encodings(model: OpenModel, data: Path, limit: int) -> list[Encoding]:
     """Returns the sequences of the first requests that an evaluation on a data file sends.
 
     Raises:
@@ -124,7 +124,7 @@ def summary(evaluation: Evaluation) -> dict[str, Any]:
     return scores | ({"upper_bounds": bounds} if bounds else {})
 
 
-def record(model: ServedModel, data: Path, result: Evaluation, *, limit: int | None = None, skip: int = 0) -> Artifact:
+def record(model: OpenModel, data: Path, result: Evaluation, *, limit: int | None = None, skip: int = 0) -> Artifact:
     """Adds a model's scores on a data file to the card of its artifact, beside those of its release.
 
     They replace those of the same task on the same file. Scores of other precisions and engines stay.

@@ -104,7 +104,7 @@ def create(tokenizer: Tokenizer, manifest: Manifest) -> FillMask:
 
 
 class FillMask:
-    """One sequence for each text. Its row holds the top tokens of each mask, as `service.types.topk` describes."""
+    """One sequence per text. Its row holds the top tokens of each mask, in the shape that `types.topk` describes."""
 
     Request = FillMaskRequest
     Response = Tokens | list[Tokens | Failure]

@@ -19,7 +19,7 @@ from swiftlet_serve.types.topk import NOTHING, Ranked, Scored, reduce_rows, widt
 Row = NDArray[np.float32]
 """One sequence's share of an engine's output, (F, O): the head's O numbers for each of the F focus positions.
 
-The rows of `Ranked` and `Scored` sequences have the shapes that `service.types.topk` describes.
+The rows of `Ranked` and `Scored` sequences have the shapes that `types.topk` describes.
 """
 
 

@@ -1,6 +1,6 @@
 """Runs batches on engines, in worker processes that can be killed and replaced.
 
-    scheduling ─▶ ProcessExecutor ─▶ Supervisor ─▶ WorkerProcess ═ sockets ═ worker_main ─▶ HostedModel ─▶ Engine
+    scheduling ─▶ ProcessExecutor ─▶ Supervisor ─▶ WorkerProcess ═ sockets ═ worker_main ─▶ EngineModel ─▶ Engine
                         │                                │                   one thread for each connection
                   CircuitBreaker                 WorkerConnection × (cores + 1)
 

@@ -26,7 +26,7 @@ MAX_TITLE: Final = 500  # characters
 MAX_KERNEL_FAULTS: Final = 1 << 53  # the largest number that a metric holds exactly
 
 
-class HostedModel(NamedTuple):
+class EngineModel(NamedTuple):
     """A model loaded into an engine."""
 
     engine: Engine
@@ -34,7 +34,7 @@ class HostedModel(NamedTuple):
     timed_calls: Sequence[TimedCall] = ()  # calls that were timed after loading
 
 
-def host_model(artifact: Artifact, engine_name: str) -> tuple[HostedModel, float | None]:
+def host_model(artifact: Artifact, engine_name: str) -> tuple[EngineModel, float | None]:
     """Loads an artifact into an engine and replays its golden answers.
 
     Returns:
@@ -48,7 +48,7 @@ def host_model(artifact: Artifact, engine_name: str) -> tuple[HostedModel, float
     engine: Engine = plugins.load(engines, engine_name).create(artifact, threads=1)
     deviation = replay(artifact, engine) if engine.runs_network else None
     timed = time_calls(artifact, engine) if engine.runs_network else []
-    return HostedModel(engine, artifact.manifest.width, timed), deviation
+    return EngineModel(engine, artifact.manifest.width, timed), deviation
 
 
 def runtime_title(engine: Engine) -> str:
@@ -70,14 +70,14 @@ def kernel_faults(engine: Engine) -> int:
     return count if type(count) is int and 0 <= count <= MAX_KERNEL_FAULTS else 0
 
 
-def run_timed(model: HostedModel, batch: Batch) -> BatchResult:
+def run_timed(model: EngineModel, batch: Batch) -> BatchResult:
     """Runs a batch as `run_batch` does and measures its duration."""
     started = time.monotonic()
     outcomes = run_batch(model, batch)
     return BatchResult(outcomes, time.monotonic() - started)
 
 
-def run_batch(model: HostedModel, batch: Batch) -> list[Outcome]:
+def run_batch(model: EngineModel, batch: Batch) -> list[Outcome]:
     """Runs a batch on the calling thread. Returns a row or an error for each sequence; never raises."""
     try:
         rows = model.engine.run(batch)
@@ -86,7 +86,9 @@ def run_batch(model: HostedModel, batch: Batch) -> list[Outcome]:
             log_exception(log, "engine failed on one sequence", error)
             return [_error("internal")]
         encodings, half = batch.encodings(), len(batch) // 2
-        return [one for part in (encodings[:half], encodings[half:]) for one in run_batch(model, Batch.of(part))]
+        return [
+            outcome for part in (encodings[:half], encodings[half:]) for outcome in run_batch(model, Batch.of(part))
+        ]
     try:
         return _check_rows(rows, batch, model.width)
     except Exception as error:  # an engine may return anything
@@ -96,9 +98,9 @@ def run_batch(model: HostedModel, batch: Batch) -> list[Outcome]:
 
 def _check_rows(rows: Sequence[Row], batch: Batch, width: int) -> list[Outcome]:
     """Replaces invalid rows by errors. If the count or a shape is wrong, no row can be assigned and all are invalid."""
-    found, expected = [np.shape(row) for row in rows], batch.row_shapes(width)
-    if found != expected:
-        log.error("engine returned rows of shapes %s, expected %s", found, expected)
+    shapes, expected = [np.shape(row) for row in rows], batch.row_shapes(width)
+    if shapes != expected:
+        log.error("engine returned rows of shapes %s, expected %s", shapes, expected)
         return [_error("invalid_engine_output") for _ in expected]
     valid = [
         np.isfinite(row).all() and (not top_k or is_of(row, width))

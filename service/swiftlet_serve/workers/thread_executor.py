@@ -14,7 +14,7 @@ from pathlib import Path
 from swiftlet_models.artifact import open_artifact
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.types import Batch, BatchResult, Cost, TimedCall
-from swiftlet_serve.workers.hosted_model import HostedModel, host_model, kernel_faults, run_timed, runtime_title
+from swiftlet_serve.workers.hosted_model import EngineModel, host_model, kernel_faults, run_timed, runtime_title
 
 
 class ThreadExecutor:
@@ -22,7 +22,7 @@ class ThreadExecutor:
 
     restarts = 0
 
-    def __init__(self, models: Mapping[str, HostedModel], size: int, engine: str = "native") -> None:
+    def __init__(self, models: Mapping[str, EngineModel], size: int, engine: str = "native") -> None:
         """`engine` is the name of the engine for models that are added later."""
         self.size = size
         self._engine = engine

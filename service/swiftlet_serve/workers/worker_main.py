@@ -30,7 +30,7 @@ from swiftlet_serve.machine import child_process, memory
 from swiftlet_serve.telemetry.logging_setup import QueuedLogHandler
 from swiftlet_serve.types import Cost, TimedCall
 from swiftlet_serve.workers import golden, messages
-from swiftlet_serve.workers.hosted_model import HostedModel, host_model, kernel_faults, run_timed, runtime_title
+from swiftlet_serve.workers.hosted_model import EngineModel, host_model, kernel_faults, run_timed, runtime_title
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +63,9 @@ class ModelReport:
     def from_json(cls, fields: dict[str, Any]) -> ModelReport:
         """Returns the report whose JSON object is `fields`."""
         timed_calls = [TimedCall(*call) for call in fields["timed_calls"]]
-        runtime, found = str(fields["runtime"]), int(fields["kernel_faults"])
+        runtime, faults = str(fields["runtime"]), int(fields["kernel_faults"])
         cost = Cost(**fields["cost"])
-        return cls(int(fields["index"]), fields["name"], cost, timed_calls, fields["probe"], runtime, found)
+        return cls(int(fields["index"]), fields["name"], cost, timed_calls, fields["probe"], runtime, faults)
 
 
 class Models:
@@ -82,7 +82,7 @@ class Models:
             control: the socket on which the reports are sent.
             engine: the name of the engine.
         """
-        self.hosted: dict[int, HostedModel] = {}
+        self.hosted: dict[int, EngineModel] = {}
         self._reports: dict[int, ModelReport] = {}
         self._control, self._engine = control, engine
         self._kernel_faults = 0
@@ -123,7 +123,7 @@ class Models:
         with self._lock:
             self._send()
 
-    def send_if_wrong(self, model: HostedModel) -> None:
+    def send_if_wrong(self, model: EngineModel) -> None:
         """Sends the reports if the model's engine has found a wrong sum since they were last sent."""
         if kernel_faults(model.engine) <= self._kernel_faults:
             return
@@ -161,11 +161,11 @@ def main() -> None:
     models.send()
     with control.makefile("rb") as commands:
         for command in commands:
-            _obey(json.loads(command), models, control)
+            _run_command(json.loads(command), models, control)
     os._exit(0)  # the parent is gone, so unfinished calls have no reader
 
 
-def _obey(command: Mapping[str, Any], models: Models, control: socket.socket) -> None:
+def _run_command(command: Mapping[str, Any], models: Models, control: socket.socket) -> None:
     """Loads or unloads a model, and reports the result."""
     if "unload" in command:
         models.unload(command["unload"])

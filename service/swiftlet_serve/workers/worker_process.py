@@ -67,7 +67,7 @@ class WorkerProcess(ChildProcess):
         self._loading: tuple[int, asyncio.Future[None]] | None = None  # a model that the connected process loads
         self._unloading: set[int] = set()
         self._bytes = sum(_file_bytes(path) for path in models.values())
-        self.warned = earlier_kernel_faults > 0
+        self.avoids_tiles = earlier_kernel_faults > 0
         self._kernel_faults_taken = 0
         self._on_kernel_faults = on_kernel_faults
         self._received = b""  # the beginning of a line of JSON
@@ -87,7 +87,7 @@ class WorkerProcess(ChildProcess):
         control_fd, *connection_fds = descriptors = [end.fileno() for end in inherited]
         paths = {str(index): str(path) for index, path in models.items()}
         config = WorkerConfig(control_fd, connection_fds, engine, paths, log_level, log_format)
-        if self.warned:
+        if self.avoids_tiles:
             environment = {**environment, EARLIER_WRONG_SUMS: str(earlier_kernel_faults)}
         try:
             super().__init__("worker", module, asdict(config), descriptors, environment)
@@ -205,8 +205,8 @@ class WorkerProcess(ChildProcess):
     def take_kernel_faults(self) -> int:
         """Returns how many wrong sums the process has reported since the last call of this method."""
         # Each counts for the whole process.
-        found = max((report.kernel_faults for report in self.reports.values()), default=0)
-        new = max(0, found - self._kernel_faults_taken)
+        reported = max((report.kernel_faults for report in self.reports.values()), default=0)
+        new = max(0, reported - self._kernel_faults_taken)
         self._kernel_faults_taken += new
         return new
 
@@ -320,5 +320,5 @@ def _file_bytes(directory: Path) -> int:
 
 
 def _by_index(reports: Any) -> dict[int, ModelReport]:
-    found = map(ModelReport.from_json, reports)
-    return {report.index: report for report in found}
+    parsed = map(ModelReport.from_json, reports)
+    return {report.index: report for report in parsed}

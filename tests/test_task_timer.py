@@ -1,4 +1,4 @@
-"""Deadlines of tasks that share one timer."""
+"""Time limits of asyncio tasks, with one timer for all."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swiftlet_serve.errors import DeadlineExceeded
-from swiftlet_serve.inference.deadlines import RESOLUTION_S, Deadlines
+from swiftlet_serve.inference.task_timer import RESOLUTION_S, TaskTimer
 from tests.support.virtual import run
 
 SECONDS = st.integers(0, 20).map(float)
 
 
 @given(st.lists(st.tuples(SECONDS, SECONDS, SECONDS), max_size=8))
-def test_deadlines_end_exactly_the_tasks_that_take_too_long(tasks: list[tuple[float, float, float]]) -> None:
+def test_task_timer_cancels_exactly_the_tasks_that_take_too_long(tasks: list[tuple[float, float, float]]) -> None:
     """Each task has a start, a timeout and a duration."""
 
     async def scenario() -> None:
-        deadlines, loop = Deadlines(), asyncio.get_running_loop()
+        timer, loop = TaskTimer(), asyncio.get_running_loop()
 
         async def work(start: float, timeout: float, duration: float) -> None:
             await asyncio.sleep(start)
             started = loop.time()
             try:
-                with deadlines.limit(started + timeout):
+                with timer.limit(started + timeout):
                     await asyncio.sleep(duration)
                 took, expected = loop.time() - started, duration
                 assert duration <= timeout
@@ -40,10 +40,10 @@ def test_deadlines_end_exactly_the_tasks_that_take_too_long(tasks: list[tuple[fl
     run(scenario())
 
 
-def test_deadlines_keep_other_exceptions() -> None:
+def test_task_timer_keeps_other_exceptions() -> None:
     async def scenario() -> None:
-        deadlines = Deadlines()
-        with pytest.raises(ValueError, match="other"), deadlines.limit(1):
+        timer = TaskTimer()
+        with pytest.raises(ValueError, match="other"), timer.limit(1):
             raise ValueError("other")
         await asyncio.sleep(2)
 
@@ -51,12 +51,12 @@ def test_deadlines_keep_other_exceptions() -> None:
 
 
 @pytest.mark.parametrize("order", [("cancel", "expire"), ("expire", "cancel")])
-def test_deadlines_leave_a_cancelled_task_cancelled(order: tuple[str, ...]) -> None:
+def test_task_timer_leaves_a_cancelled_task_cancelled(order: tuple[str, ...]) -> None:
     """Another cancellation in the same iteration of the event loop takes precedence."""
 
     async def scenario() -> None:
-        deadlines = Deadlines()
-        limit = deadlines.limit(1000)
+        timer = TaskTimer()
+        limit = timer.limit(1000)
 
         async def work() -> None:
             with limit:
@@ -75,13 +75,13 @@ def test_deadlines_leave_a_cancelled_task_cancelled(order: tuple[str, ...]) -> N
     run(scenario())
 
 
-def test_deadlines_work_on_one_event_loop_after_another() -> None:
-    deadlines = Deadlines()
+def test_task_timer_works_on_one_event_loop_after_another() -> None:
+    timer = TaskTimer()
 
     async def scenario() -> None:
-        with pytest.raises(DeadlineExceeded), deadlines.limit(5):
+        with pytest.raises(DeadlineExceeded), timer.limit(5):
             await asyncio.sleep(10)
-        with deadlines.limit(100):
+        with timer.limit(100):
             await asyncio.sleep(0)
 
     for _ in range(2):

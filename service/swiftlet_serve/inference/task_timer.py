@@ -1,7 +1,7 @@
-"""Deadlines of the asyncio tasks of one event loop, with one timer for all.
+"""Time limits of the asyncio tasks of one event loop, with one timer for all.
 
 `asyncio.timeout_at` starts and cancels a timer for each task, which takes 8 us of a request (uvloop, Zen 3). Few
-deadlines pass, so that one timer for the earliest of them is enough: 2 us.
+deadlines pass. One timer for the earliest deadline takes 2 us.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from swiftlet_serve.errors import deadline_exceeded
 RESOLUTION_S: Final = 0.001  # of uvloop's timers
 
 
-class Deadlines:
-    """The deadlines of the tasks of one event loop. Times are those of the loop, which are `time.monotonic()`."""
+class TaskTimer:
+    """Cancels the tasks of one event loop at their deadlines. Times are the loop's, which are `time.monotonic()`."""
 
     def __init__(self) -> None:
         self._limits: set[Limit] = set()  # of tasks that run
@@ -30,14 +30,14 @@ class Deadlines:
         return Limit(self, deadline)
 
     def add(self, limit: Limit) -> None:
-        """Starts to watch a limit."""
+        """Starts watching a limit."""
         self._limits.add(limit)
         loop = asyncio.get_running_loop()
         if limit.deadline < self._next_check or loop is not self._loop:
             self._set_timer(loop, limit.deadline)
 
     def discard(self, limit: Limit) -> None:
-        """Stops watching a limit. The timer stays: it fires once, and finds nothing to do."""
+        """Stops watching a limit. The timer stays: it fires once and has no effect."""
         self._limits.discard(limit)
 
     def _set_timer(self, loop: asyncio.AbstractEventLoop, at: float) -> None:
@@ -59,11 +59,11 @@ class Deadlines:
 class Limit:
     """A deadline of the task that enters it."""
 
-    __slots__ = ("_cancellations", "_deadlines", "_is_expired", "_task", "deadline")
+    __slots__ = ("_cancellations", "_is_expired", "_task", "_timer", "deadline")
 
-    def __init__(self, deadlines: Deadlines, deadline: float) -> None:
+    def __init__(self, timer: TaskTimer, deadline: float) -> None:
         self.deadline = deadline
-        self._deadlines = deadlines
+        self._timer = timer
         self._is_expired = False
 
     def expire(self) -> None:
@@ -75,10 +75,10 @@ class Limit:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  # for the type checker
         self._task, self._cancellations = task, task.cancelling()
-        self._deadlines.add(self)
+        self._timer.add(self)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._deadlines.discard(self)
+        self._timer.discard(self)
         # As asyncio.timeout: if the task was cancelled for another reason too, it stays cancelled.
         if self._is_expired and self._task.uncancel() <= self._cancellations and kind is asyncio.CancelledError:
             raise deadline_exceeded() from error
