@@ -64,6 +64,34 @@ def test_connection_refusal_has_the_form_of_a_response():
     run(scenario())
 
 
+def test_connection_answers_a_url_without_a_path():
+    gate = RecordingGate()
+
+    async def scenario() -> None:
+        answer = await exchange(gate, [b"GET http://a HTTP/1.1\r\n" + HOST + b"\r\n"])
+        assert answer.startswith(b"HTTP/1.1 200 ")
+
+    run(scenario())
+    assert gate.requests == [b"GET|/|host|"]
+
+
+def test_connection_answers_when_the_gate_fails_at_the_head(caplog):
+    def fail(_: Head) -> Response:
+        raise LookupError
+
+    gate = RecordingGate(fail)
+
+    async def scenario() -> None:
+        answer = await exchange(gate, [POST + b"Content-Length: 5\r\n\r\nabcde" + GET + b"\r\n"])
+        assert answer.startswith(b"HTTP/1.1 500 ")
+        assert answer.count(b"HTTP/1.1 ") == 1
+
+    run(scenario())
+    assert gate.refused == ["internal"]
+    assert "LookupError" in caplog.text
+    caplog.clear()
+
+
 def test_connection_tells_whether_the_body_arrived_with_the_head():
     gate = RecordingGate()
 
