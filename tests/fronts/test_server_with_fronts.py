@@ -101,14 +101,11 @@ def test_answers_equal_those_of_a_server_without_fronts(artifact_dir):
         assert run(pages(two)) == run(pages(one))
 
 
-def test_metrics_and_status_of_any_front_are_those_of_all(artifact_dir):
-    async def ask_for_answers_and_status():
+async def test_metrics_and_status_of_any_front_are_those_of_all(artifact_dir):
+    with serving(artifact_dir, *TWO, "--admin-port", "0") as server:
         answers, bad = await ask_all(server), await ask_all(server, body=b"{")
         status = [json.loads((await ask(server.port, "/status", None)).body) for _ in range(6)]
-        return {one.status for one in answers}, {one.status for one in bad}, status
-
-    with serving(artifact_dir, *TWO, "--admin-port", "0") as server:
-        answers, bad, status = run(ask_for_answers_and_status())
+        answers, bad, status = {one.status for one in answers}, {one.status for one in bad}, status
         series = run(scrape(server.admin_port))
     with serving(artifact_dir, *TWO) as server:
         run(ask_all(server))
@@ -124,12 +121,8 @@ def test_metrics_and_status_of_any_front_are_those_of_all(artifact_dir):
     assert len({total(one, "process_start_time_seconds") for one in scrapes}) == 1  # of the same process each time
 
 
-def test_rate_limit_holds_over_all_fronts(artifact_dir):
+async def test_rate_limit_holds_over_all_fronts(artifact_dir):
     """One request in a thousand seconds, and a body that is no JSON counts as well."""
-
-    async def scenario():
-        first = await ask_all(server)
-        return first, await ask(server.port, "/classify", b"{")
 
     async def invalid_first():
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -141,7 +134,8 @@ def test_rate_limit_holds_over_all_fronts(artifact_dir):
 
     limit = (*TWO, "--client-rate-limit", "0.001")
     with serving(artifact_dir, *limit) as server:
-        answers, invalid = run(scenario())
+        first = await ask_all(server)
+        answers, invalid = first, await ask(server.port, "/classify", b"{")
     with serving(artifact_dir, *limit) as server:
         unread, after = run(invalid_first())
 
@@ -152,14 +146,11 @@ def test_rate_limit_holds_over_all_fronts(artifact_dir):
     assert (unread.status, after.status) == (400, 429)
 
 
-def test_rate_limit_of_tokens_holds_over_all_fronts(artifact_dir):
+async def test_rate_limit_of_tokens_holds_over_all_fronts(artifact_dir):
     """One token in a thousand seconds: the first request leaves a debt."""
 
-    async def scenario():
-        return await ask(server.port, "/classify", b"{"), await ask_all(server)
-
     with serving(artifact_dir, *TWO, "--client-token-rate-limit", "0.001") as server:
-        invalid, answers = run(scenario())
+        invalid, answers = await ask(server.port, "/classify", b"{"), await ask_all(server)
 
     assert invalid.status == 400  # it has no tokens
     assert [one.status for one in answers] == [200] + [429] * (CONNECTIONS - 1)
@@ -168,10 +159,10 @@ def test_rate_limit_of_tokens_holds_over_all_fronts(artifact_dir):
     assert all("rate limit of tokens" in json.loads(one.body)["detail"] for one in answers[1:])
 
 
-def test_full_queue_refuses_in_every_front(artifact_dir):
+async def test_full_queue_refuses_in_every_front(artifact_dir):
     options = (*TWO, "--cores", "1", "--max-queued-tokens", "8", "--timeout-ms", "600000")
 
-    async def scenario():
+    with serving(artifact_dir, *options, code=NEVER_ANSWERS) as server:
         waiting = [asyncio.ensure_future(ask(server.port))]  # runs
         await until_metrics(server, lambda series: total(series, "swiftlet_batches_running") == 1)
         waiting.append(asyncio.ensure_future(ask(server.port)))  # is queued: six tokens
@@ -180,10 +171,7 @@ def test_full_queue_refuses_in_every_front(artifact_dir):
         series = await scrape(server.port)
         for one in waiting:
             one.cancel()
-        return refused, series, await until_metrics(server, is_idle)  # the coordinator learns that they have gone
-
-    with serving(artifact_dir, *options, code=NEVER_ANSWERS) as server:
-        refused, series, ended = run(scenario())
+        refused, series, ended = refused, series, await until_metrics(server, is_idle)
 
     assert {(one.status, json.loads(one.body)["code"]) for one in refused} == {(503, "overloaded")}
     assert all(int(one.headers["retry-after"]) >= 1 for one in refused)
@@ -192,21 +180,17 @@ def test_full_queue_refuses_in_every_front(artifact_dir):
     assert total(ended, FINISHED, outcome="cancelled") == 2
 
 
-def test_deadline_ends_a_request_in_any_front(artifact_dir):
-    async def scenario():
+async def test_deadline_ends_a_request_in_any_front(artifact_dir):
+    with serving(artifact_dir, *TWO, code=NEVER_ANSWERS) as server:
         late = await ask_all(server, headers=["X-Request-Timeout-Ms: 20"])
         await until_metrics(server, is_idle)
-        return late
-
-    with serving(artifact_dir, *TWO, code=NEVER_ANSWERS) as server:
-        late = run(scenario())
 
     assert {one.status for one in late} <= {503, 504}
     assert 504 in {one.status for one in late}
 
 
-def test_killed_front_loses_its_own_connections_only_and_comes_back(artifact_dir):
-    async def scenario():
+async def test_killed_front_loses_its_own_connections_only_and_comes_back(artifact_dir):
+    with serving(artifact_dir, *TWO) as server:
         kept = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(CONNECTIONS)]
         for reader, writer in kept:
             writer.write(request())
@@ -220,10 +204,7 @@ def test_killed_front_loses_its_own_connections_only_and_comes_back(artifact_dir
         after = await until_fronts(server, 2, 1)
         assert victim not in processes(server, FRONT)
         new += await ask_all(server)
-        return outcomes, new, before, during, after, await scrape(server.port)
-
-    with serving(artifact_dir, *TWO) as server:
-        outcomes, new, before, during, after, last = run(scenario())
+        outcomes, new, before, during, after, last = outcomes, new, before, during, after, await scrape(server.port)
         server.stop()
         assert server.wait() == 0
 
@@ -246,16 +227,13 @@ async def _again(reader, writer):
         return None
 
 
-def test_stopped_front_is_replaced(artifact_dir):
-    async def scenario():
+async def test_stopped_front_is_replaced(artifact_dir):
+    with serving(artifact_dir, *TWO, code=SOON_IMPATIENT) as server:
         victim = processes(server, FRONT)[0]
         os.kill(victim, signal.SIGSTOP)
         while victim in processes(server, FRONT):
             await asyncio.sleep(0.01)
-        return await ask_all(server)
-
-    with serving(artifact_dir, *TWO, code=SOON_IMPATIENT) as server:
-        answers = run(scenario())
+        answers = await ask_all(server)
         server.stop()
         assert server.wait() == 0
 
@@ -263,29 +241,23 @@ def test_stopped_front_is_replaced(artifact_dir):
     assert "it has sent nothing for 3 s" in server.stderr
 
 
-def test_other_fronts_accept_the_connections_of_a_lost_one(artifact_dir):
-    async def scenario():
+async def test_other_fronts_accept_the_connections_of_a_lost_one(artifact_dir):
+    with serving(artifact_dir, *TWO, code=NO_REPLACEMENT) as server:
         os.kill(processes(server, FRONT)[1], signal.SIGKILL)
         await until_metrics(server, lambda series: total(series, "swiftlet_fronts") == 1)
-        return await ask_all(server)
-
-    with serving(artifact_dir, *TWO, code=NO_REPLACEMENT) as server:
-        answers = run(scenario())
+        answers = await ask_all(server)
         server.stop()
         assert server.wait() == 0
 
     assert {one.status for one in answers} == {200}
 
 
-def test_front_that_sends_garbage_is_replaced(artifact_dir):
-    async def scenario():
+async def test_front_that_sends_garbage_is_replaced(artifact_dir):
+    with serving(artifact_dir, *TWO, code=DAMAGES_ONE_REQUEST) as server:
         kept = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(CONNECTIONS)]
         outcomes = [await _again(reader, writer) for reader, writer in kept]
         await until_fronts(server, 2, 1)
-        return outcomes, await ask_all(server)
-
-    with serving(artifact_dir, *TWO, code=DAMAGES_ONE_REQUEST) as server:
-        outcomes, answers = run(scenario())
+        outcomes, answers = outcomes, await ask_all(server)
         server.stop()
         assert server.wait() == 0
 
@@ -294,8 +266,8 @@ def test_front_that_sends_garbage_is_replaced(artifact_dir):
     assert "An invalid message ends the connection between processes" in server.stderr
 
 
-def test_killed_engine_loses_no_request(artifact_dir):
-    async def scenario():
+async def test_killed_engine_loses_no_request(artifact_dir):
+    with serving(artifact_dir, *TWO, "--spare-engine", "true") as server:
         stopped, tally = asyncio.Event(), Tally()
         loading = asyncio.ensure_future(load(server.port, 8, 0, stopped, tally=tally))
         await until_metrics(server, lambda series: total(series, ACCEPTED) > 50)
@@ -304,17 +276,14 @@ def test_killed_engine_loses_no_request(artifact_dir):
         await until_metrics(server, lambda series: total(series, ACCEPTED) > total(killed, ACCEPTED) + 50)
         stopped.set()
         await loading
-        return tally, await scrape(server.port)
-
-    with serving(artifact_dir, *TWO, "--spare-engine", "true") as server:
-        tally, series = run(scenario())
+        tally, series = tally, await scrape(server.port)
 
     assert tally.lost == []
     assert total(series, FINISHED, outcome="answered") == tally.answered
 
 
-def test_shutdown_under_load_loses_no_request(artifact_dir):
-    async def scenario():
+async def test_shutdown_under_load_loses_no_request(artifact_dir):
+    with serving(artifact_dir, *TWO) as server:
         stopped, tally = asyncio.Event(), Tally()
         loading = asyncio.ensure_future(load(server.port, 12, 0, stopped, keep=True, tally=tally))
         while tally.answered < 50:
@@ -323,33 +292,26 @@ def test_shutdown_under_load_loses_no_request(artifact_dir):
         status = await asyncio.to_thread(server.wait)
         stopped.set()
         await loading
-        return status, tally
-
-    with serving(artifact_dir, *TWO) as server:
-        status, tally = run(scenario())
 
     assert (status, tally.lost) == (0, [])
     assert f"{tally.answered} answered, 0 failed, 0 cancelled" in server.stderr
 
 
-def test_endless_requests_get_a_503_when_the_server_stops_waiting(artifact_dir):
-    async def scenario():
-        asking = [asyncio.ensure_future(ask(server.port)) for _ in range(8)]
-        await until_metrics(server, lambda series: total(series, IN_FLIGHT) == 8)
-        server.stop()
-        return await asyncio.gather(*asking), await asyncio.to_thread(server.wait)
-
+async def test_endless_requests_get_a_503_when_the_server_stops_waiting(artifact_dir):
     with serving(
         artifact_dir, *TWO, "--shutdown-timeout-s", "1", "--timeout-ms", "600000", code=NEVER_ANSWERS
     ) as server:
-        answers, status = run(scenario())
+        asking = [asyncio.ensure_future(ask(server.port)) for _ in range(8)]
+        await until_metrics(server, lambda series: total(series, IN_FLIGHT) == 8)
+        server.stop()
+        answers, status = await asyncio.gather(*asking), await asyncio.to_thread(server.wait)
 
     assert {(one.status, json.loads(one.body)["code"]) for one in answers} == {(503, "draining")}
     assert status == 0
     assert "Traceback" not in server.stderr
 
 
-def test_sighup_changes_the_keys_of_all_fronts(artifact_dir, tmp_path):
+async def test_sighup_changes_the_keys_of_all_fronts(artifact_dir, tmp_path):
     (old, old_line), (new, new_line) = make_key("old"), make_key("new")
     file = tmp_path / "keys"
     file.touch(0o600)
@@ -358,16 +320,13 @@ def test_sighup_changes_the_keys_of_all_fronts(artifact_dir, tmp_path):
     async def statuses(key):
         return {one.status for one in await ask_all(server, headers=[f"X-API-Key: {key}"])}
 
-    async def scenario():
+    with serving(artifact_dir, *TWO, "--api-keys-file", str(file)) as server:
         before = await statuses(old), await statuses(new)
         file.write_text(f"{new_line}\n")
         server.stop(signal.SIGHUP)
         while await statuses(new) != {200}:
             await asyncio.sleep(0)
-        return before, await statuses(old)
-
-    with serving(artifact_dir, *TWO, "--api-keys-file", str(file)) as server:
-        before, after = run(scenario())
+        before, after = before, await statuses(old)
 
     assert before == ({200}, {401})
     assert after == {401}

@@ -87,80 +87,71 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-def test_batch_goes_to_the_device_with_the_fewest_tokens():
-    async def scenario():
-        devices = [FakeDevice() for _ in range(3)]
-        executor = DeviceExecutor(devices)
-        calls = [start_call(executor, tokens) for tokens in (30, 20, 10)]
-        assert [len(device.running) for device in devices] == [1, 1, 1]
-        calls.append(start_call(executor, 5))
-        assert [len(device.running) for device in devices] == [1, 1, 2]
-        calls.append(start_call(executor, 5))  # the last device has the fewest tokens, but two calls of the model
-        assert [len(device.running) for device in devices] == [1, 2, 2]
-        devices[1].finish(0)
-        devices[1].finish(0)
-        await turns()
-        calls.append(start_call(executor, 5))
-        assert [len(device.running) for device in devices] == [1, 1, 2]
-        calls.append(start_call(executor, 5, "b"))
-        assert [len(device.running) for device in devices] == [1, 2, 2]
-        assert executor.cost("a").max_calls == 6
-        assert executor.size == 12
-        assert (executor.restarts, executor.kernel_faults) == (3, 6)
-        assert executor.workers == {"serving 1": 7, "serving 2": 7, "serving 3": 7}
-        assert executor.runtime("a") == "fake on 3 devices"
-
-    asyncio.run(scenario())
+async def test_batch_goes_to_the_device_with_the_fewest_tokens():
+    devices = [FakeDevice() for _ in range(3)]
+    executor = DeviceExecutor(devices)
+    calls = [start_call(executor, tokens) for tokens in (30, 20, 10)]
+    assert [len(device.running) for device in devices] == [1, 1, 1]
+    calls.append(start_call(executor, 5))
+    assert [len(device.running) for device in devices] == [1, 1, 2]
+    calls.append(start_call(executor, 5))  # the last device has the fewest tokens, but two calls of the model
+    assert [len(device.running) for device in devices] == [1, 2, 2]
+    devices[1].finish(0)
+    devices[1].finish(0)
+    await turns()
+    calls.append(start_call(executor, 5))
+    assert [len(device.running) for device in devices] == [1, 1, 2]
+    calls.append(start_call(executor, 5, "b"))
+    assert [len(device.running) for device in devices] == [1, 2, 2]
+    assert executor.cost("a").max_calls == 6
+    assert executor.size == 12
+    assert (executor.restarts, executor.kernel_faults) == (3, 6)
+    assert executor.workers == {"serving 1": 7, "serving 2": 7, "serving 3": 7}
+    assert executor.runtime("a") == "fake on 3 devices"
 
 
 def test_cost_without_a_limit_of_calls_stays():
     assert DeviceExecutor([FakeDevice(max_calls=None), FakeDevice(max_calls=None)]).cost("a").max_calls is None
 
 
-def test_calls_wait_for_room_while_a_device_is_lost():
-    async def scenario():
-        devices = [FakeDevice(), FakeDevice()]
-        executor = DeviceExecutor(devices)
-        devices[1].lose()
-        assert executor.ready
-        calls = [start_call(executor, 5) for _ in range(4)]
-        await turns()
-        assert [len(device.running) for device in devices] == [2, 0]
-        devices[0].finish()
-        await turns()
-        assert [len(device.running) for device in devices] == [2, 0]
-        devices[1].come_back()
-        devices[0].finish()
-        await turns()
-        assert [len(device.running) for device in devices] == [1, 1]
-        assert [call.done() for call in calls] == [True, True, False, False]
-
-    asyncio.run(scenario())
+async def test_calls_wait_for_room_while_a_device_is_lost():
+    devices = [FakeDevice(), FakeDevice()]
+    executor = DeviceExecutor(devices)
+    devices[1].lose()
+    assert executor.ready
+    calls = [start_call(executor, 5) for _ in range(4)]
+    await turns()
+    assert [len(device.running) for device in devices] == [2, 0]
+    devices[0].finish()
+    await turns()
+    assert [len(device.running) for device in devices] == [2, 0]
+    devices[1].come_back()
+    devices[0].finish()
+    await turns()
+    assert [len(device.running) for device in devices] == [1, 1]
+    assert [call.done() for call in calls] == [True, True, False, False]
 
 
-def test_calls_wait_for_any_device_if_all_are_lost():
-    async def scenario():
-        devices = [FakeDevice(), FakeDevice()]
-        executor = DeviceExecutor(devices)
-        for device in devices:
-            device.lose()
-        devices[0].broken = True
-        call = start_call(executor, 5)
-        await turns()
-        assert not executor.ready
-        assert not call.done()
-        devices[1].come_back()
-        await turns()
-        assert [len(device.running) for device in devices] == [0, 1]
+async def test_calls_wait_for_any_device_if_all_are_lost():
+    devices = [FakeDevice(), FakeDevice()]
+    executor = DeviceExecutor(devices)
+    for device in devices:
+        device.lose()
+    devices[0].broken = True
+    call = start_call(executor, 5)
+    await turns()
+    assert not executor.ready
+    assert not call.done()
+    devices[1].come_back()
+    await turns()
+    assert [len(device.running) for device in devices] == [0, 1]
 
-        devices[1].lose()
-        devices[1].broken = True
-        with pytest.raises(WorkerLost):
-            await call
-        with pytest.raises(Unavailable):
-            await start_call(executor, 5)
-
-    asyncio.run(scenario())
+    devices[1].lose()
+    devices[1].broken = True
+    with pytest.raises(WorkerLost):
+        await call
+    with pytest.raises(Unavailable):
+        await start_call(executor, 5)
 
 
 def test_no_call_is_forgotten_and_no_device_gets_too_many():
@@ -196,20 +187,17 @@ def test_no_call_is_forgotten_and_no_device_gets_too_many():
         asyncio.run(scenario(seed))
 
 
-def test_model_is_added_to_all_devices_or_to_none():
-    async def scenario():
-        devices = [FakeDevice(), FakeDevice(), FakeDevice()]
-        executor = DeviceExecutor(devices)
-        await executor.add_model("b", Path())
-        assert [device.models for device in devices] == [["b"]] * 3
-        devices[1].refuses = ArtifactError("broken")
-        with pytest.raises(ArtifactError):
-            await executor.add_model("c", Path())
-        assert [device.models for device in devices] == [["b"]] * 3
-        await executor.remove_model("b")
-        assert [device.models for device in devices] == [[]] * 3
-
-    asyncio.run(scenario())
+async def test_model_is_added_to_all_devices_or_to_none():
+    devices = [FakeDevice(), FakeDevice(), FakeDevice()]
+    executor = DeviceExecutor(devices)
+    await executor.add_model("b", Path())
+    assert [device.models for device in devices] == [["b"]] * 3
+    devices[1].refuses = ArtifactError("broken")
+    with pytest.raises(ArtifactError):
+        await executor.add_model("c", Path())
+    assert [device.models for device in devices] == [["b"]] * 3
+    await executor.remove_model("b")
+    assert [device.models for device in devices] == [[]] * 3
 
 
 def start_devices(directory: Path, count: int = 2) -> DeviceExecutor:
@@ -233,36 +221,30 @@ def start_devices(directory: Path, count: int = 2) -> DeviceExecutor:
     return executor
 
 
-def test_each_device_has_a_process_that_sees_only_it(directory):
-    async def scenario():
-        async with opened(start_devices(directory)) as executor:
-            assert executor.timed_calls(MODEL) == []
-            for n, pid in enumerate(executor.workers.values()):
-                assert f"CUDA_VISIBLE_DEVICES=GPU-{n}" in Path(f"/proc/{pid}/environ").read_text().split("\0")
-
-    asyncio.run(scenario())
+async def test_each_device_has_a_process_that_sees_only_it(directory):
+    async with opened(start_devices(directory)) as executor:
+        assert executor.timed_calls(MODEL) == []
+        for n, pid in enumerate(executor.workers.values()):
+            assert f"CUDA_VISIBLE_DEVICES=GPU-{n}" in Path(f"/proc/{pid}/environ").read_text().split("\0")
 
 
-def test_killed_device_loses_no_request(directory):
-    async def scenario():
-        async with opened(start_devices(directory)) as executor:
-            scheduler = Scheduler(Dispatcher(executor), MODEL)
-            hanging = asyncio.ensure_future(submit(scheduler, encoding(ONCE), far_deadline()))
-            await until((directory / "once").exists)
-            (busy,) = (device for device in executor.devices if device.tokens)
-            idle = next(device for device in executor.devices if device is not busy)
-            answers = asyncio.gather(*(submit(scheduler, encoding(tag), far_deadline()) for tag in range(1, 200)))
-            os.kill(busy.executor.workers["serving"], signal.SIGKILL)
-            assert [row.tolist() for row in await answers] == rows(*range(1, 200))
-            assert (await hanging).tolist() == rows(ONCE)[0]
-            assert executor.ready
-            await until(lambda: busy.executor.ready)
-            assert executor.restarts == 1
-            os.kill(idle.executor.workers["serving"], signal.SIGKILL)
-            await until(lambda: idle.executor.restarts)
-            assert await ask(executor, 1) == rows(1)
-
-    asyncio.run(scenario())
+async def test_killed_device_loses_no_request(directory):
+    async with opened(start_devices(directory)) as executor:
+        scheduler = Scheduler(Dispatcher(executor), MODEL)
+        hanging = asyncio.ensure_future(submit(scheduler, encoding(ONCE), far_deadline()))
+        await until((directory / "once").exists)
+        (busy,) = (device for device in executor.devices if device.tokens)
+        idle = next(device for device in executor.devices if device is not busy)
+        answers = asyncio.gather(*(submit(scheduler, encoding(tag), far_deadline()) for tag in range(1, 200)))
+        os.kill(busy.executor.workers["serving"], signal.SIGKILL)
+        assert [row.tolist() for row in await answers] == rows(*range(1, 200))
+        assert (await hanging).tolist() == rows(ONCE)[0]
+        assert executor.ready
+        await until(lambda: busy.executor.ready)
+        assert executor.restarts == 1
+        os.kill(idle.executor.workers["serving"], signal.SIGKILL)
+        await until(lambda: idle.executor.restarts)
+        assert await ask(executor, 1) == rows(1)
 
 
 def test_models_that_one_device_cannot_load_stop_the_start(directory):

@@ -24,58 +24,49 @@ from tests.support.fakes import PATIENCE_S
 from tests.support.workers import MODEL, alive, ask, opened, pid, rows, start, until
 
 
-def test_supervisor_replaces_a_dead_spare(directory):
-    async def scenario():
-        async with opened(start(directory, spare=True)) as executor:
-            await until(lambda: executor.supervisor.spare)
-            spare = executor.supervisor.spare
-            os.kill(spare.pid, signal.SIGKILL)
-            await until(lambda: executor.supervisor.spare not in (None, spare))
+async def test_supervisor_replaces_a_dead_spare(directory):
+    async with opened(start(directory, spare=True)) as executor:
+        await until(lambda: executor.supervisor.spare)
+        spare = executor.supervisor.spare
+        os.kill(spare.pid, signal.SIGKILL)
+        await until(lambda: executor.supervisor.spare not in (None, spare))
 
-            assert executor.ready
-
-    asyncio.run(scenario())
+        assert executor.ready
 
 
-def test_calls_fail_while_no_worker_can_be_started(directory, monkeypatch):
+async def test_calls_fail_while_no_worker_can_be_started(directory, monkeypatch):
     monkeypatch.setattr(child_process, "BACK_OFF_S", (0.01,))
 
-    async def scenario():
-        async with opened(start(directory)) as executor:
-            (directory / "refuse").touch()
-            os.kill(pid(executor), signal.SIGKILL)
-            await until(lambda: not executor.ready)
-            with pytest.raises(Unavailable) as refusal:
-                await ask(executor, 1)
+    async with opened(start(directory)) as executor:
+        (directory / "refuse").touch()
+        os.kill(pid(executor), signal.SIGKILL)
+        await until(lambda: not executor.ready)
+        with pytest.raises(Unavailable) as refusal:
+            await ask(executor, 1)
 
-            assert refusal.value.code == "engine_unavailable"
-            assert refusal.value.retry_after
-            (directory / "refuse").unlink()
-            await until(lambda: executor.ready)
-            assert await ask(executor, 1) == rows(1)
-
-    asyncio.run(scenario())
+        assert refusal.value.code == "engine_unavailable"
+        assert refusal.value.retry_after
+        (directory / "refuse").unlink()
+        await until(lambda: executor.ready)
+        assert await ask(executor, 1) == rows(1)
 
 
-def test_twenty_kills_leak_no_descriptors_processes_or_threads(directory):
+async def test_twenty_kills_leak_no_descriptors_processes_or_threads(directory):
     def resources() -> tuple[int, int]:
         children = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "stat="], capture_output=True, text=True)
         return len(os.listdir("/proc/self/fd")), len(children.stdout.split())
 
-    async def scenario():
-        async with opened(start(directory, 1)) as executor:
-            for n in range(21):
-                assert await ask(executor, n) == rows(n)
-                if n == 0:
-                    before, threads = resources(), threading.active_count()
-                if n < 20:
-                    os.kill(pid(executor), signal.SIGKILL)
-                    await until(lambda: not executor.ready)
-            await until(lambda: resources() == before)
+    async with opened(start(directory, 1)) as executor:
+        for n in range(21):
+            assert await ask(executor, n) == rows(n)
+            if n == 0:
+                before, threads = resources(), threading.active_count()
+            if n < 20:
+                os.kill(pid(executor), signal.SIGKILL)
+                await until(lambda: not executor.ready)
+        await until(lambda: resources() == before)
 
-            assert threading.active_count() <= threads + 8  # threads of the event loop's default executor
-
-    asyncio.run(scenario())
+        assert threading.active_count() <= threads + 8  # threads of the event loop's default executor
 
 
 PARENT = """
@@ -107,35 +98,29 @@ def test_worker_ends_with_its_parent(tag, directory):
     asyncio.run(until(lambda: not alive(child)))
 
 
-def test_worker_ignores_termination_signals(directory):
-    async def scenario():
-        async with opened(start(directory)) as executor:
-            for which in (signal.SIGINT, signal.SIGTERM):
-                os.kill(pid(executor), which)
+async def test_worker_ignores_termination_signals(directory):
+    async with opened(start(directory)) as executor:
+        for which in (signal.SIGINT, signal.SIGTERM):
+            os.kill(pid(executor), which)
 
-            assert await ask(executor, 1) == rows(1)
-            assert os.getpgid(pid(executor)) != os.getpgrp()
-
-    asyncio.run(scenario())
+        assert await ask(executor, 1) == rows(1)
+        assert os.getpgid(pid(executor)) != os.getpgrp()
 
 
-def test_close_ends_a_worker_that_hangs(directory):
-    async def scenario():
-        executor = start(directory, 1)
-        await executor.open()
-        child = pid(executor)
-        call = asyncio.ensure_future(ask(executor, SEIZE))
-        await until(lambda: executor.supervisor.serving._ticks_left)
+async def test_close_ends_a_worker_that_hangs(directory):
+    executor = start(directory, 1)
+    await executor.open()
+    child = pid(executor)
+    call = asyncio.ensure_future(ask(executor, SEIZE))
+    await until(lambda: executor.supervisor.serving._ticks_left)
 
-        assert await executor.close(PATIENCE_S)
-        assert not alive(child)
-        assert not executor.ready
-        with pytest.raises(WorkerLost):
-            await call
-        with pytest.raises(Unavailable):
-            await ask(executor, 1)
-
-    asyncio.run(scenario())
+    assert await executor.close(PATIENCE_S)
+    assert not alive(child)
+    assert not executor.ready
+    with pytest.raises(WorkerLost):
+        await call
+    with pytest.raises(Unavailable):
+        await ask(executor, 1)
 
 
 # Start-up

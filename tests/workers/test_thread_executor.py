@@ -9,22 +9,19 @@ from swiftlet_serve.workers.thread_executor import ThreadExecutor
 from tests.support.fakes import PATIENCE_S, WIDTH, Engine, ManualEngine, encoding, row_of
 
 
-def test_thread_executor_runs_one_call_per_thread_at_the_same_time():
-    async def scenario():
-        engine = ManualEngine()
-        executor = ThreadExecutor({"model": EngineModel(engine, WIDTH)}, size=2)
-        running = [asyncio.ensure_future(executor.run("model", [encoding(tag)], PATIENCE_S)) for tag in range(2)]
-        calls = [await engine.called() for _ in running]
+async def test_thread_executor_runs_one_call_per_thread_at_the_same_time():
+    engine = ManualEngine()
+    executor = ThreadExecutor({"model": EngineModel(engine, WIDTH)}, size=2)
+    running = [asyncio.ensure_future(executor.run("model", [encoding(tag)], PATIENCE_S)) for tag in range(2)]
+    calls = [await engine.called() for _ in running]
 
-        assert not await executor.close(0)
-        for call in calls:
-            call.finish()
-        assert [[row.tolist() for row in outcomes] for outcomes, _ in await asyncio.gather(*running)] == [
-            [row_of(tag).tolist()] for tag in range(2)
-        ]
-        assert await executor.close(0)
-
-    asyncio.run(scenario())
+    assert not await executor.close(0)
+    for call in calls:
+        call.finish()
+    assert [[row.tolist() for row in outcomes] for outcomes, _ in await asyncio.gather(*running)] == [
+        [row_of(tag).tolist()] for tag in range(2)
+    ]
+    assert await executor.close(0)
 
 
 def test_thread_executor_counts_wrong_sums_once_and_never_backwards():

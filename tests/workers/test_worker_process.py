@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -77,8 +76,9 @@ def test_end_of_a_process_is_explained(status, sentence):
     assert explain_exit(status, 104 * MEBIBYTE, CgroupMemory(512 * MEBIBYTE, 511 * MEBIBYTE, 2)) == sentence
 
 
-def test_worker_answers_calls_one_after_another_on_a_connection(directory):
-    async def scenario(worker: WorkerProcess) -> None:
+async def test_worker_answers_calls_one_after_another_on_a_connection(directory):
+    with spawned(directory, []) as worker:
+        worker.load()
         await worker.connect()
         for tag in range(3):
             outcomes, engine_s = await worker.run(0, [encoding(tag), encoding(9)], PATIENCE_S)
@@ -87,14 +87,12 @@ def test_worker_answers_calls_one_after_another_on_a_connection(directory):
             assert engine_s >= 0
         worker.kill()
 
-    with spawned(directory, []) as worker:
-        worker.load()
-        asyncio.run(scenario(worker))
-
 
 @pytest.mark.parametrize(("tag", "timeout_s"), [(EXIT, PATIENCE_S), (HANG, 0.0)], ids=["dies", "hangs"])
-def test_loss_of_the_process_fails_its_call_and_is_reported_once(tag, timeout_s, directory):
-    async def scenario(worker: WorkerProcess) -> None:
+async def test_loss_of_the_process_fails_its_call_and_is_reported_once(tag, timeout_s, directory):
+    lost: list[WorkerProcess] = []
+    with spawned(directory, lost) as worker:
+        worker.load()
         await worker.connect()
         with pytest.raises(WorkerLost) as error:
             await worker.run(0, [encoding(tag)], timeout_s)
@@ -102,22 +100,14 @@ def test_loss_of_the_process_fails_its_call_and_is_reported_once(tag, timeout_s,
 
         assert error.value.suspect
         assert lost == [worker]
-
-    lost: list[WorkerProcess] = []
-    with spawned(directory, lost) as worker:
-        worker.load()
-        asyncio.run(scenario(worker))
     assert lost == [worker]
 
 
-def test_killed_process_cannot_be_connected(directory):
-    async def scenario(worker: WorkerProcess) -> None:
-        with pytest.raises(SetupError, match="ended after the models were loaded"):
-            await worker.connect()
-
+async def test_killed_process_cannot_be_connected(directory):
     with spawned(directory, []) as worker:
         worker.load()
         worker.kill()
         assert worker.reap(PATIENCE_S)
         assert worker.exit_status == -signal.SIGKILL
-        asyncio.run(scenario(worker))
+        with pytest.raises(SetupError, match="ended after the models were loaded"):
+            await worker.connect()

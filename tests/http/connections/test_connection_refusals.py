@@ -58,6 +58,28 @@ async def test_connection_refusal_has_the_form_of_a_response():
         assert gate.requests == []
 
 
+async def test_connection_answers_a_url_without_a_path():
+    gate = RecordingGate()
+
+    answer = await exchange(gate, [b"GET http://a HTTP/1.1\r\n" + HOST + b"\r\n"])
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert gate.requests == [b"GET|/|host|"]
+
+
+async def test_connection_answers_when_the_gate_fails_at_the_head(caplog):
+    def fail(_: Head) -> Response:
+        raise LookupError
+
+    gate = RecordingGate(fail)
+
+    answer = await exchange(gate, [POST + b"Content-Length: 5\r\n\r\nabcde" + GET + b"\r\n"])
+    assert answer.startswith(b"HTTP/1.1 500 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert gate.refused == ["internal"]
+    assert "LookupError" in caplog.text
+    caplog.clear()
+
+
 async def test_connection_tells_whether_the_body_arrived_with_the_head():
     gate = RecordingGate()
 

@@ -250,10 +250,10 @@ class Connection(asyncio.Protocol):
         parser, gate = self._parser, self._table.gate
         self._is_used, self._is_head_request = True, parser.method == b"HEAD"
         self._keep_alive = parser.keep_alive and not self._is_last_request
+        begun = gate.begin(self._head())  # in the phase HEAD, in which an unexpected error still gets a response
         self.phase = BODY
         self._deadline = self._first_read + self._limits.request_timeout_s
         self._table.waiting.pop(self)
-        begun = gate.begin(self._head())
         if isinstance(begun, Response):
             self.send_response(begun)
             return
@@ -282,7 +282,7 @@ class Connection(asyncio.Protocol):
 
     def _head(self) -> Head:
         parser = self._parser
-        path = httptools.parse_url(parser.target).path.decode("ascii")
+        path = (httptools.parse_url(parser.target).path or b"/").decode("ascii")  # None in http://host
         return Head(
             parser.method.decode("ascii"),
             urllib.parse.unquote(path) if "%" in path else path,

@@ -123,7 +123,7 @@ def _render(
 ) -> TaskResponse:
     """Returns the response. The ranked texts are the `chosen` documents, and the `blank` ones are named."""
     results = [
-        {"index": chosen[result["index"]], "relevance_score": result["score"]} | _document(text) for text in ranked
+        {"index": chosen[result["index"]], "relevance_score": result["score"]} | _document(result) for result in ranked
     ]
     meta: dict[str, Any] = {"api_version": {"version": version}, "tokens": {"input_tokens": record.tokens}}
     warnings = []
