@@ -40,33 +40,39 @@ def test_task_timer_cancels_exactly_the_tasks_that_take_too_long(tasks: list[tup
     run(scenario())
 
 
-async def test_task_timer_keeps_other_exceptions() -> None:
-    timer = TaskTimer()
-    with pytest.raises(ValueError, match="other"), timer.limit(1):
-        raise ValueError("other")
-    await asyncio.sleep(2)
+def test_task_timer_keeps_other_exceptions() -> None:
+    async def scenario() -> None:
+        timer = TaskTimer()
+        with pytest.raises(ValueError, match="other"), timer.limit(1):
+            raise ValueError("other")
+        await asyncio.sleep(2)
+
+    run(scenario())
 
 
 @pytest.mark.parametrize("order", [("cancel", "expire"), ("expire", "cancel")])
-async def test_task_timer_leaves_a_cancelled_task_cancelled(order: tuple[str, ...]) -> None:
+def test_task_timer_leaves_a_cancelled_task_cancelled(order: tuple[str, ...]) -> None:
     """Another cancellation in the same iteration of the event loop takes precedence."""
 
-    timer = TaskTimer()
-    limit = timer.limit(1000)
+    async def scenario() -> None:
+        timer = TaskTimer()
+        limit = timer.limit(1000)
 
-    async def work() -> None:
-        with limit:
-            await asyncio.sleep(100)
+        async def work() -> None:
+            with limit:
+                await asyncio.sleep(100)
 
-    task = asyncio.ensure_future(work())
-    await asyncio.sleep(1)
-    for step in order:
-        if step == "cancel":
-            task.cancel()
-        else:
-            limit.expire()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+        task = asyncio.ensure_future(work())
+        await asyncio.sleep(1)
+        for step in order:
+            if step == "cancel":
+                task.cancel()
+            else:
+                limit.expire()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(scenario())
 
 
 def test_task_timer_works_on_one_event_loop_after_another() -> None:

@@ -105,11 +105,11 @@ async def test_metrics_and_status_of_any_front_are_those_of_all(artifact_dir):
     with serving(artifact_dir, *TWO, "--admin-port", "0") as server:
         answers, bad = await ask_all(server), await ask_all(server, body=b"{")
         status = [json.loads((await ask(server.port, "/status", None)).body) for _ in range(6)]
-        answers, bad, status = {one.status for one in answers}, {one.status for one in bad}, status
-        series = run(scrape(server.admin_port))
+        answers, bad = {one.status for one in answers}, {one.status for one in bad}
+        series = await scrape(server.admin_port)
     with serving(artifact_dir, *TWO) as server:
-        run(ask_all(server))
-        scrapes = [run(scrape(server.port)) for _ in range(6)]
+        await ask_all(server)
+        scrapes = [await scrape(server.port) for _ in range(6)]
 
     assert (answers, bad) == ({200}, {400})
     assert total(series, ACCEPTED) == total(series, FINISHED, outcome="answered") == CONNECTIONS
@@ -134,10 +134,10 @@ async def test_rate_limit_holds_over_all_fronts(artifact_dir):
 
     limit = (*TWO, "--client-rate-limit", "0.001")
     with serving(artifact_dir, *limit) as server:
-        first = await ask_all(server)
-        answers, invalid = first, await ask(server.port, "/classify", b"{")
+        answers = await ask_all(server)
+        invalid = await ask(server.port, "/classify", b"{")
     with serving(artifact_dir, *limit) as server:
-        unread, after = run(invalid_first())
+        unread, after = await invalid_first()
 
     assert [one.status for one in answers] == [200] + [429] * (CONNECTIONS - 1)
     assert all(900 < int(one.headers["retry-after"]) <= 1000 for one in answers[1:])
