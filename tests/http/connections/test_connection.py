@@ -264,6 +264,45 @@ def test_connection_never_sends_a_second_response():
     run(scenario())
 
 
+@pytest.mark.parametrize(
+    "body", [b"\r\n", b"Content-Length: 3\r\n\r\nabc", b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"]
+)
+def test_connection_ends_after_its_last_refusal(body):
+    """Even if the client does not close, and sends more."""
+
+    def refuse(_: Head) -> Response:
+        return Response(b"no", 404)
+
+    async def scenario() -> None:
+        async with serving(RecordingGate(refuse), linger_timeout_s=SHORT_S) as service:
+            client = await service.client()
+            client.send(POST + b"Connection: close\r\n" + body)
+            assert (await client.response())[0] == 404
+            client.send(GET + b"\r\n")
+            await service.until_settled()
+            assert len(service.gate.heads) == 1
+            client.writer.close()
+
+    run(scenario())
+
+
+def test_connection_ends_after_a_body_that_is_too_large_and_malformed():
+    async def scenario() -> None:
+        gate = RecordingGate()
+        gate.max_body_bytes = 4
+        async with serving(gate, linger_timeout_s=SHORT_S) as service:
+            for end in (b"0\r\n\r\n", b"zz\r\n"):
+                client = await service.client()
+                client.send(CHUNKED + b"5\r\nabcde\r\n" + end)
+                assert (await client.response())[0] == 413
+                assert await client.until_closed() == b""
+                await service.until_settled()
+                client.writer.close()
+        assert gate.refused == []
+
+    run(scenario())
+
+
 def test_connection_answers_the_current_request_on_shutdown():
     async def scenario() -> None:
         async with serving() as service:
