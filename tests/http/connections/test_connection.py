@@ -11,7 +11,9 @@ import time
 import pytest
 from starlette.responses import Response
 
-from swiftlet_serve.http.connections.connection import HEAD
+from swiftlet_serve.http.connections.connection import HEAD, Connection
+from swiftlet_serve.http.connections.connection_table import ConnectionTable
+from swiftlet_serve.http.connections.limits import ConnectionLimits
 from swiftlet_serve.http.gate.request import Head
 from tests.support.connections import (
     CHUNKED,
@@ -301,6 +303,26 @@ def test_connection_ends_after_a_body_that_is_too_large_and_malformed():
         assert gate.refused == []
 
     run(scenario())
+
+
+@pytest.mark.parametrize("phase", ["before the first step", "later"])
+def test_connection_finishes_a_request_once_when_the_client_disconnects(phase):
+    gate = RecordingGate()
+    gate.may_respond.clear()
+
+    async def scenario() -> None:
+        table = ConnectionTable(gate, ConnectionLimits())
+        connection = Connection(table)
+        connection.connection_made(FakeTransport())
+        connection.data_received(GET + b"\r\n")
+        await until(lambda: table.tasks)
+        if phase == "later":
+            await until(lambda: gate.in_progress)
+        connection.connection_lost(None)
+        await until(lambda: not table.tasks)
+
+    run(scenario())
+    assert gate.disconnects == 1
 
 
 def test_connection_answers_the_current_request_on_shutdown():
