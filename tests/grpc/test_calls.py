@@ -301,6 +301,14 @@ def test_message_beyond_the_limit_is_refused(compression, runtime):
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+@pytest.mark.parametrize("coding", ["br", "gzip"])
+async def test_metadata_does_not_describe_the_message(coding, runtime):
+    """A gateway may pass on the headers of an HTTP request. gRPC has a coding of its own."""
+
+    async with serving(runtime) as (_, client):
+        assert (await client.call("ModelInfer", FINE, content_encoding=coding)).outputs
+
+
 def test_unknown_method_is_unimplemented(runtime):
     async def scenario():
         async with serving(runtime) as (_, client):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
+from starlette.types import Message
 
 from swiftlet_serve.http.app import create_app
 from tests.support.apps import assert_problem, make_runtime
@@ -59,6 +61,24 @@ def test_routes_and_middleware_of_the_owner_work(artifact_dir):
         assert client.get("/mine").json() == {"mine": 1}
         assert "/mine" in client.get("/openapi.json").json()["paths"]
         assert client.post("/classify", json={"inputs": "a"}).status_code == 200
+
+
+@pytest.mark.parametrize("fault", [asyncio.CancelledError, OSError])
+async def test_record_of_a_request_that_the_other_server_ends_is_finished(fault, artifact_dir):
+    runtime, records = make_runtime(artifact_dir), []
+    app = create_app(runtime, observers=[records.append])
+
+    async def receive() -> Message:
+        raise fault
+
+    async def send(_: Message) -> None:
+        """The answer to an error, which the other server discards."""
+
+    scope = {"type": "http", "method": "POST", "path": "/classify", "headers": [], "query_string": b""}
+    with pytest.raises(fault):
+        await app(scope, receive, send)
+    await runtime.close()
+    assert [record.status for record in records] == [None]
 
 
 @pytest.mark.parametrize("prefix", ["", "/behind/a/proxy"])

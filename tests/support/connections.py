@@ -58,6 +58,7 @@ class RecordingGate:
         self.called = asyncio.Semaphore(0)  # released by each head
         self.may_respond = asyncio.Event()
         self.may_respond.set()
+        self.max_body_bytes = 1 << 30
         self.body: Callable[[bytes], bytes] = lambda description: description
         self._refuse = refuse
 
@@ -67,7 +68,7 @@ class RecordingGate:
         refusal = self._refuse(head)
         if refusal is not None:
             return refusal
-        return Request(head, {}, RequestRecord(), ROUTE, {}, problem_details.render, 1 << 30, bytearray())
+        return Request(head, {}, RequestRecord(), ROUTE, {}, problem_details.render, self.max_body_bytes, bytearray())
 
     async def answer(self, request: Request) -> Response | None:
         self.in_progress += 1

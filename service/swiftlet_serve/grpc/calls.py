@@ -91,6 +91,7 @@ def _head(path: str, context: Context) -> Head:
     headers = [
         (name.encode(), value if isinstance(value, bytes) else value.encode("latin-1", "replace"))
         for name, value in context.invocation_metadata() or ()
+        if not name.startswith("content-")  # HTTP's words for a body, and not the message's: gRPC has its own coding
     ]
     remaining_s = context.time_remaining()
     if remaining_s is not None:

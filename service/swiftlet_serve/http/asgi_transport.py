@@ -29,12 +29,19 @@ class AsgiTransport:
         head = _head(scope)
         await self._open_first()
         request = self._gate.begin(head)
-        response = request if isinstance(request, Response) else await self._run(request, receive)
+        response = request if isinstance(request, Response) else await self._run_to_end(request, receive)
         if response is None:
             return
         headers = response.raw_headers
         await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if head.method == "HEAD" else bytes(response.body)})
+
+    async def _run_to_end(self, request: Request, receive: Receive) -> Response | None:
+        try:
+            return await self._run(request, receive)
+        except BaseException:  # the other server gave up, and not the gate, which raises nothing
+            self._gate.abandon(request)
+            raise
 
     async def _run(self, request: Request, receive: Receive) -> Response | None:
         more = True

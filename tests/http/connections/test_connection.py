@@ -11,7 +11,9 @@ import time
 import pytest
 from starlette.responses import Response
 
-from swiftlet_serve.http.connections.connection import HEAD
+from swiftlet_serve.http.connections.connection import HEAD, Connection
+from swiftlet_serve.http.connections.connection_table import ConnectionTable
+from swiftlet_serve.http.connections.limits import ConnectionLimits
 from swiftlet_serve.http.gate.request import Head
 from tests.support.connections import (
     CHUNKED,
@@ -222,6 +224,80 @@ async def test_connection_never_sends_a_second_response():
         assert (await client.response())[0] == 404
         client.send(b"zz\r\n" + GET + b"\r\n")
         assert await client.until_closed() == b""
+
+
+async def test_connection_answers_the_current_request_on_shutdown():
+    async with serving() as service:
+        resting, answered, sending, starting = [await service.idle_client() for _ in range(4)]
+        service.gate.may_respond.clear()
+        answered.send(GET + b"\r\n")
+        sending.send(POST + b"Content-Length: 3\r\n\r\n")
+        for _ in range(2):
+            await service.gate.called.acquire()
+        starting.send(GET)
+        await until(lambda: any(one.phase is HEAD for one in service.table.connections))
+        for one in list(service.table.connections):
+            one.shutdown()
+        assert await resting.until_closed() == b""
+
+        service.gate.may_respond.set()
+        sending.send(b"abc")
+        starting.send(b"\r\n")
+        for client in (answered, sending, starting):
+            status, headers, _ = await client.response()
+            assert (status, headers["connection"]) == (200, "close")
+            assert await client.until_closed() == b""
+        await service.until_settled()
+
+
+@pytest.mark.parametrize(
+    "body", [b"\r\n", b"Content-Length: 3\r\n\r\nabc", b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"]
+)
+async def test_connection_ends_after_its_last_refusal(body):
+    """Even if the client does not close, and sends more."""
+
+    def refuse(_: Head) -> Response:
+        return Response(b"no", 404)
+
+    async with serving(RecordingGate(refuse), linger_timeout_s=SHORT_S) as service:
+        client = await service.client()
+        client.send(POST + b"Connection: close\r\n" + body)
+        assert (await client.response())[0] == 404
+        client.send(GET + b"\r\n")
+        await service.until_settled()
+        assert len(service.gate.heads) == 1
+        client.writer.close()
+
+
+async def test_connection_ends_after_a_body_that_is_too_large_and_malformed():
+    gate = RecordingGate()
+    gate.max_body_bytes = 4
+    async with serving(gate, linger_timeout_s=SHORT_S) as service:
+        for end in (b"0\r\n\r\n", b"zz\r\n"):
+            client = await service.client()
+            client.send(CHUNKED + b"5\r\nabcde\r\n" + end)
+            assert (await client.response())[0] == 413
+            assert await client.until_closed() == b""
+            await service.until_settled()
+            client.writer.close()
+    assert gate.refused == []
+
+
+@pytest.mark.parametrize("phase", ["before the first step", "later"])
+async def test_connection_finishes_a_request_once_when_the_client_disconnects(phase):
+    gate = RecordingGate()
+    gate.may_respond.clear()
+
+    table = ConnectionTable(gate, ConnectionLimits())
+    connection = Connection(table)
+    connection.connection_made(FakeTransport())
+    connection.data_received(GET + b"\r\n")
+    await until(lambda: table.tasks)
+    if phase == "later":
+        await until(lambda: gate.in_progress)
+    connection.connection_lost(None)
+    await until(lambda: not table.tasks)
+    assert gate.disconnects == 1
 
 
 async def test_connection_answers_the_current_request_on_shutdown():

@@ -269,6 +269,8 @@ class Connection(asyncio.Protocol):
                 self.send_response(self._table.gate.fail(self._exchange.request, error))
 
     def request_received(self) -> None:
+        if self.phase is CLOSING:  # the response to the head or to a part of the body was the last one
+            return
         if self._exchange is None:
             self._become_idle()
             return
@@ -324,6 +326,8 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, error: SwiftletError) -> None:
         """Responds to the current request with an error and closes the connection."""
+        if self.phase is CLOSING:  # its last response is sent, and the rest of the body is malformed
+            return
         if self.phase is BODY:
             if self._exchange is None:
                 self._table.log_refusal(error, self._loop.time())

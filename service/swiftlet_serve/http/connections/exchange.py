@@ -66,6 +66,7 @@ class Exchange:
         self._gate = gate
         self._tasks = tasks
         self._task: asyncio.Task[None] | None = None
+        self._is_begun = False  # whether the gate answers, which finishes the record
 
     def start(self) -> None:
         """Runs the request."""
@@ -78,12 +79,13 @@ class Exchange:
         if self.request.is_disconnected:
             return
         self.request.is_disconnected = True
-        if self._task is None:
-            self._gate.abandon(self.request)
-        else:
+        if self._task is not None:
             self._task.cancel()
+        if not self._is_begun:  # a task that is cancelled before its first step never runs
+            self._gate.abandon(self.request)
 
     async def _run(self) -> None:
+        self._is_begun = True
         response = await self._gate.answer(self.request)
         flow = self._connection.flow
         if flow.is_write_paused:
