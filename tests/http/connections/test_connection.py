@@ -298,27 +298,3 @@ async def test_connection_finishes_a_request_once_when_the_client_disconnects(ph
     connection.connection_lost(None)
     await until(lambda: not table.tasks)
     assert gate.disconnects == 1
-
-
-async def test_connection_answers_the_current_request_on_shutdown():
-    async with serving() as service:
-        resting, answered, sending, starting = [await service.idle_client() for _ in range(4)]
-        service.gate.may_respond.clear()
-        answered.send(GET + b"\r\n")
-        sending.send(POST + b"Content-Length: 3\r\n\r\n")
-        for _ in range(2):
-            await service.gate.called.acquire()
-        starting.send(GET)
-        await until(lambda: any(one.phase is HEAD for one in service.table.connections))
-        for one in list(service.table.connections):
-            one.shutdown()
-        assert await resting.until_closed() == b""
-
-        service.gate.may_respond.set()
-        sending.send(b"abc")
-        starting.send(b"\r\n")
-        for client in (answered, sending, starting):
-            status, headers, _ = await client.response()
-            assert (status, headers["connection"]) == (200, "close")
-            assert await client.until_closed() == b""
-        await service.until_settled()
