@@ -61,17 +61,14 @@ def test_every_error_has_a_status():
     assert {kind.status for kind in errors} - transport == STATUSES.keys()
 
 
-def test_metadata_of_calls_and_answers(runtime):
+async def test_metadata_of_calls_and_answers(runtime):
     records: list[RequestRecord] = []
 
-    async def scenario():
-        async with serving(runtime, observers=[records.append]) as (_, client):
-            long = request("classify", {"text": ["a " * 100]})
-            call = client.call("ModelInfer", long, x_request_id="mine-1", x_request_priority="bulk", traceparent="00-1")
-            await call
-            return dict(await call.trailing_metadata())
-
-    metadata = run(scenario())
+    async with serving(runtime, observers=[records.append]) as (_, client):
+        long = request("classify", {"text": ["a " * 100]})
+        call = client.call("ModelInfer", long, x_request_id="mine-1", x_request_priority="bulk", traceparent="00-1")
+        await call
+        metadata = dict(await call.trailing_metadata())
     told = {"x-compute-tokens": "48", "x-input-tokens": "102", "x-truncated": "1"}
     assert metadata.keys() == {"server-timing", "x-request-id", *told}
     assert metadata.items() >= told.items()
@@ -94,7 +91,7 @@ def test_metadata_of_calls_and_answers(runtime):
     assert 0 < record.timeout_s <= PATIENCE_S + 1
 
 
-def test_panic_is_an_error_of_its_call(runtime, monkeypatch):
+async def test_panic_is_an_error_of_its_call(runtime, monkeypatch):
     class Panic(BaseException):
         """As a panic of a library in Rust, which is no `Exception`."""
 
@@ -103,15 +100,12 @@ def test_panic_is_an_error_of_its_call(runtime, monkeypatch):
     async def answer(*_: object) -> None:
         raise Panic
 
-    async def scenario():
-        async with serving(runtime, observers=[records.append]) as (_, client):
-            with monkeypatch.context() as patch:
-                patch.setattr(Pipeline, "answer", answer)
-                error = await client.fail("ModelInfer", FINE)
-            await client.call("ModelInfer", FINE)
-            return error
-
-    assert run(scenario()).code() is grpc.StatusCode.INTERNAL
+    async with serving(runtime, observers=[records.append]) as (_, client):
+        with monkeypatch.context() as patch:
+            patch.setattr(Pipeline, "answer", answer)
+            error = await client.fail("ModelInfer", FINE)
+        await client.call("ModelInfer", FINE)
+    assert error.code() is grpc.StatusCode.INTERNAL
     assert [(record.status, record.code) for record in records] == [(500, "internal"), (200, "")]
 
 
@@ -126,37 +120,32 @@ async def test_calls_are_counted_as_a_dialect(runtime):
     ("metadata", "code"),
     [({}, "missing_key"), ({"x_api_key": "wrong"}, "bad_key"), ({"authorization": "Basic x"}, "missing_key")],
 )
-def test_methods_need_an_api_key_except_liveness(metadata, code, runtime):
+async def test_methods_need_an_api_key_except_liveness(metadata, code, runtime):
     key, line = make_key("team")
 
-    async def scenario():
-        async with serving(runtime, ApiKeys([line])) as (_, client):
-            assert (await client.call("ServerLive", pb.ServerLiveRequest())).live
-            assert (await client.call("ServerReady", pb.ServerReadyRequest())).ready
-            await client.call("ModelInfer", FINE, authorization=f"Bearer {key}")
-            await client.call("RepositoryIndex", pb.RepositoryIndexRequest(), x_api_key=key)
-            return [
-                await client.fail("ModelInfer", FINE, **metadata),
-                await client.fail("RepositoryIndex", pb.RepositoryIndexRequest(), **metadata),
-            ]
-
-    for error in run(scenario()):
+    async with serving(runtime, ApiKeys([line])) as (_, client):
+        assert (await client.call("ServerLive", pb.ServerLiveRequest())).live
+        assert (await client.call("ServerReady", pb.ServerReadyRequest())).ready
+        await client.call("ModelInfer", FINE, authorization=f"Bearer {key}")
+        await client.call("RepositoryIndex", pb.RepositoryIndexRequest(), x_api_key=key)
+        result = [
+            await client.fail("ModelInfer", FINE, **metadata),
+            await client.fail("RepositoryIndex", pb.RepositoryIndexRequest(), **metadata),
+        ]
+    for error in result:
         assert error.code() is grpc.StatusCode.UNAUTHENTICATED
         assert error.trailing_metadata()["error-code"] == code
         assert "API key" in error.details()
 
 
-def test_rate_limit_is_that_of_all_ports(artifact_dir):
+async def test_rate_limit_is_that_of_all_ports(artifact_dir):
     runtime = make_runtime(artifact_dir, grpc_port=0, client_rate_limit=0.001)
     gate = create_app(runtime).gate
 
-    async def scenario():
-        async with serving(runtime) as (_, client):
-            first = gate.begin(Head("POST", "/classify", [], "127.0.0.1", time.monotonic()))
-            assert isinstance(first, Request)  # the only request that the limit allows
-            return await client.fail("ModelInfer", FINE)
-
-    error = run(scenario())
+    async with serving(runtime) as (_, client):
+        first = gate.begin(Head("POST", "/classify", [], "127.0.0.1", time.monotonic()))
+        assert isinstance(first, Request)  # the only request that the limit allows
+        error = await client.fail("ModelInfer", FINE)
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     metadata = error.trailing_metadata()
     assert metadata["error-code"] == "quota_exceeded"
@@ -164,45 +153,37 @@ def test_rate_limit_is_that_of_all_ports(artifact_dir):
     assert 999_000 <= int(metadata["grpc-retry-pushback-ms"]) <= 1_000_000
 
 
-def test_rate_limit_of_tokens_admits_one_of_several_calls(artifact_dir):
+async def test_rate_limit_of_tokens_admits_one_of_several_calls(artifact_dir):
     runtime = make_runtime(artifact_dir, grpc_port=0, client_token_rate_limit=0.001)
 
-    async def scenario():
-        async with serving(runtime) as (_, client):
-            calls = [client.call("ModelInfer", FINE) for _ in range(8)]
-            return await asyncio.gather(*calls, return_exceptions=True)
-
-    refused = [one for one in run(scenario()) if isinstance(one, grpc.RpcError)]
+    async with serving(runtime) as (_, client):
+        calls = [client.call("ModelInfer", FINE) for _ in range(8)]
+        result = await asyncio.gather(*calls, return_exceptions=True)
+    refused = [one for one in result if isinstance(one, grpc.RpcError)]
     assert len(refused) == 7
     assert {one.code() for one in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
     assert all("rate limit of tokens" in one.details() for one in refused)
 
 
-def test_deadline_of_the_call_is_that_of_the_request(gated):
+async def test_deadline_of_the_call_is_that_of_the_request(gated):
     """The engine never answers. The client's library ends the call, and the server forgets its request."""
     runtime, engine = gated
 
-    async def scenario():
-        async with serving(runtime) as (_, client):
-            error = await client.fail("ModelInfer", FINE, timeout=0.2)
-            await until(lambda: not runtime.stats.models["tiny-classify"].in_flight)
-            (await engine.called()).finish()
-            return error
-
-    assert run(scenario()).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    async with serving(runtime) as (_, client):
+        error = await client.fail("ModelInfer", FINE, timeout=0.2)
+        await until(lambda: not runtime.stats.models["tiny-classify"].in_flight)
+        (await engine.called()).finish()
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert runtime.stats.models["tiny-classify"].durations["answered"].count == 0
 
 
 @pytest.mark.parametrize("timeout", [None, 60.0])
 @pytest.mark.parametrize("value", ["-1", "0", "nan", "1e308", "inf", "0.5", "", "600001", "99999999", "soon"])
-def test_invalid_timeout_in_the_metadata_is_an_invalid_argument(value, timeout, runtime):
+async def test_invalid_timeout_in_the_metadata_is_an_invalid_argument(value, timeout, runtime):
     """As over HTTP, and also if the call has a deadline of its own."""
 
-    async def scenario():
-        async with serving(runtime) as (_, client):
-            return await client.fail("ModelInfer", FINE, timeout=timeout, x_request_timeout_ms=value)
-
-    error = run(scenario())
+    async with serving(runtime) as (_, client):
+        error = await client.fail("ModelInfer", FINE, timeout=timeout, x_request_timeout_ms=value)
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "X-Request-Timeout-Ms" in error.details()
 
@@ -245,23 +226,20 @@ async def test_cancelled_call_leaves_the_queue(gated):
     assert [record.status for record in records] == [None, 200]
 
 
-def test_overload_is_unavailable_and_says_when_to_retry(gated):
+async def test_overload_is_unavailable_and_says_when_to_retry(gated):
     runtime, engine = gated
 
-    async def scenario():
-        async with serving(runtime) as (_, client):
-            running = client.call("ModelInfer", FINE)
-            held = await engine.called()
-            texts = ["abcdefghij" * 2, "abcdefghij"]
-            waiting = client.call("ModelInfer", request("classify", {"text": texts}))
-            await until(lambda: runtime.dispatcher.queue_state().sequences == 2)
-            error = await client.fail("ModelInfer", request("classify", {"text": texts}))
-            held.finish()
-            await running
-            (await engine.called()).finish()
-            return error, await waiting
-
-    error, answer = run(scenario())
+    async with serving(runtime) as (_, client):
+        running = client.call("ModelInfer", FINE)
+        held = await engine.called()
+        texts = ["abcdefghij" * 2, "abcdefghij"]
+        waiting = client.call("ModelInfer", request("classify", {"text": texts}))
+        await until(lambda: runtime.dispatcher.queue_state().sequences == 2)
+        error = await client.fail("ModelInfer", request("classify", {"text": texts}))
+        held.finish()
+        await running
+        (await engine.called()).finish()
+        error, answer = error, await waiting
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     metadata = error.trailing_metadata()
     assert metadata["error-code"] == "overloaded"
@@ -270,34 +248,28 @@ def test_overload_is_unavailable_and_says_when_to_retry(gated):
     assert len(columns(answer)["label"]) == 2
 
 
-def test_unexpected_error_is_internal_and_quotes_nothing(runtime, monkeypatch, caplog):
-    async def scenario():
-        async with serving(runtime) as (_, client):
-            monkeypatch.setattr(type(runtime.pipelines["tiny-classify"]), "answer", fail)
-            return await client.fail("ModelInfer", FINE)
-
+async def test_unexpected_error_is_internal_and_quotes_nothing(runtime, monkeypatch, caplog):
     async def fail(*_: object) -> None:
         raise ValueError(SECRET)
 
-    error = run(scenario())
+    async with serving(runtime) as (_, client):
+        monkeypatch.setattr(type(runtime.pipelines["tiny-classify"]), "answer", fail)
+        error = await client.fail("ModelInfer", FINE)
     assert error.code() is grpc.StatusCode.INTERNAL
     assert error.trailing_metadata()["error-code"] == "internal"
     assert SECRET not in error.details() + caplog.text
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
-def test_message_beyond_the_limit_is_refused(compression, runtime):
+async def test_message_beyond_the_limit_is_refused(compression, runtime):
     """Also one that is small until it is decompressed."""
     large = request("classify", {"text": ["a" * (MAX_BODY_BYTES + 1)]}).SerializeToString()
     assert len(gzip.compress(large)) < MAX_BODY_BYTES
 
-    async def scenario():
-        async with serving(runtime) as (port, _):
-            client = Client(port.address)
-            async with grpc.aio.insecure_channel(port.address, compression=compression) as client.channel:
-                return await client.fail("ModelInfer", large)
-
-    error = run(scenario())
+    async with serving(runtime) as (port, _):
+        client = Client(port.address)
+        async with grpc.aio.insecure_channel(port.address, compression=compression) as client.channel:
+            error = await client.fail("ModelInfer", large)
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -309,53 +281,44 @@ async def test_metadata_does_not_describe_the_message(coding, runtime):
         assert (await client.call("ModelInfer", FINE, content_encoding=coding)).outputs
 
 
-def test_unknown_method_is_unimplemented(runtime):
-    async def scenario():
-        async with serving(runtime) as (_, client):
-            call = client.channel.unary_unary("/inference.GRPCInferenceService/ModelConfig")
-            with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await call(b"", timeout=PATIENCE_S)
-            return raised.value.code()
-
-    assert run(scenario()) is grpc.StatusCode.UNIMPLEMENTED
+async def test_unknown_method_is_unimplemented(runtime):
+    async with serving(runtime) as (_, client):
+        call = client.channel.unary_unary("/inference.GRPCInferenceService/ModelConfig")
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await call(b"", timeout=PATIENCE_S)
+        result = raised.value.code()
+    assert result is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_closing_port_answers_the_accepted_calls(gated):
+async def test_closing_port_answers_the_accepted_calls(gated):
     runtime, engine = gated
 
-    async def scenario():
-        async with serving(runtime) as (port, client):
-            running = client.call("ModelInfer", FINE)
-            held = await engine.called()
-            closing = asyncio.ensure_future(port.close())
-            late = Client(port.address)
-            refused = await late.fail("ModelInfer", FINE)
-            await late.channel.close()
-            assert not closing.done()
-            held.finish()
-            answer = await running
-            await closing
-            return answer, refused
-
-    answer, refused = run(scenario())
+    async with serving(runtime) as (port, client):
+        running = client.call("ModelInfer", FINE)
+        held = await engine.called()
+        closing = asyncio.ensure_future(port.close())
+        late = Client(port.address)
+        refused = await late.fail("ModelInfer", FINE)
+        await late.channel.close()
+        assert not closing.done()
+        held.finish()
+        answer = await running
+        await closing
     assert len(columns(answer)["label"]) == 1
     assert refused.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_aborting_port_ends_the_calls(gated):
+async def test_aborting_port_ends_the_calls(gated):
     runtime, engine = gated
     records: list[RequestRecord] = []
 
-    async def scenario():
-        async with serving(runtime, observers=[records.append]) as (port, client):
-            running = asyncio.ensure_future(client.fail("ModelInfer", FINE))
-            held = await engine.called()
-            await port.abort()
-            error = await running
-            held.finish()
-            return error
-
-    assert run(scenario()).code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    async with serving(runtime, observers=[records.append]) as (port, client):
+        running = asyncio.ensure_future(client.fail("ModelInfer", FINE))
+        held = await engine.called()
+        await port.abort()
+        error = await running
+        held.finish()
+    assert error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
     assert [record.status for record in records] == [None]
 
 

@@ -99,14 +99,11 @@ BAD: dict[str, tuple[pb.ModelInferRequest | bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_message_is_refused(name, runtime, caplog):
+async def test_bad_message_is_refused(name, runtime, caplog):
     message, code = BAD[name]
 
-    async def scenario():
-        async with serving(make_runtime_like(runtime)) as (_, client):
-            return await client.fail("ModelInfer", message)
-
-    error = run(scenario())
+    async with serving(make_runtime_like(runtime)) as (_, client):
+        error = await client.fail("ModelInfer", message)
     assert error.code() in FAULTS
     assert error.trailing_metadata()["error-code"] == code
     assert SECRET not in f"{error.details()}{error.trailing_metadata()}{caplog.text}"
@@ -148,12 +145,9 @@ def test_message_with_too_many_fields_is_refused_before_it_is_parsed(piece, pare
     assert raised.value.field_errors[0].code == "too_many_items"
 
 
-def test_call_with_too_many_fields_is_refused(artifact_dir):
-    async def scenario():
-        async with serving(make_runtime(artifact_dir, 1 << 20, grpc_port=0)) as (_, client):
-            return await client.fail("ModelInfer", b"\x2a\x00" * 500_000)
-
-    error = run(scenario())
+async def test_call_with_too_many_fields_is_refused(artifact_dir):
+    async with serving(make_runtime(artifact_dir, 1 << 20, grpc_port=0)) as (_, client):
+        error = await client.fail("ModelInfer", b"\x2a\x00" * 500_000)
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert error.trailing_metadata()["error-code"] == "validation_failed"
 
@@ -171,17 +165,15 @@ def test_any_bytes_are_a_message_or_refused(pieces):
         messages.parse(pb.ModelInferRequest, b"".join(pieces) * 99)
 
 
-def test_parameter_without_a_value_is_left_out(runtime):
+async def test_parameter_without_a_value_is_left_out(runtime):
     message = changed(lambda message: message.parameters["nothing"].SetInParent())
 
-    async def scenario():
-        async with serving(make_runtime_like(runtime)) as (_, client):
-            return await client.call("ModelInfer", message)
-
-    assert [len(row) for row in columns(run(scenario()))["label"]] == [2, 2]
+    async with serving(make_runtime_like(runtime)) as (_, client):
+        result = await client.call("ModelInfer", message)
+    assert [len(row) for row in columns(result)["label"]] == [2, 2]
 
 
-def test_no_damaged_message_fails_in_the_server(runtime, caplog):
+async def test_no_damaged_message_fails_in_the_server(runtime, caplog):
     pick = random.Random(7)
     damaged = [damage(pick.choice(damaged_sources()), pick) for _ in range(DAMAGES)]
 
@@ -191,13 +183,9 @@ def test_no_damaged_message_fails_in_the_server(runtime, caplog):
         assert SECRET not in f"{await call.details()}{await call.trailing_metadata()}"
         return code
 
-    async def scenario():
-        live = make_runtime_like(runtime)
-        async with serving(live) as (_, client):
-            codes = [await ask(client, message) for message in damaged]
-            return codes, live
-
-    codes, live = run(scenario())
+    live = make_runtime_like(runtime)
+    async with serving(live) as (_, client):
+        codes = [await ask(client, message) for message in damaged]
     assert set(codes) <= {grpc.StatusCode.OK, *FAULTS}
     assert {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT} <= set(codes)
     assert SECRET not in caplog.text

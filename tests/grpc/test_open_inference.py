@@ -52,7 +52,7 @@ def run(scenario: Any) -> Any:
 
 
 @pytest.mark.parametrize("task", sorted(LABELS))
-def test_answers_are_those_of_the_rest_form(task, settings):
+async def test_answers_are_those_of_the_rest_form(task, settings):
     texts, parameters = CASES[task]
     tensors = [
         {"name": name, "shape": [len(values)], "datatype": "BYTES", "data": values} for name, values in texts.items()
@@ -63,14 +63,11 @@ def test_answers_are_those_of_the_rest_form(task, settings):
         assert response.status_code == 200, response.text
         rest = response.json()
 
-    async def scenario():
-        async with serving(LocalRuntime.load(settings)) as (_, client):
-            return [
-                await client.call("ModelInfer", request(task, texts, packed=packed, id="42", parameters=parameters))
-                for packed in (False, True)
-            ]
-
-    plain, packed = run(scenario())
+    async with serving(LocalRuntime.load(settings)) as (_, client):
+        plain, packed = [
+            await client.call("ModelInfer", request(task, texts, packed=packed, id="42", parameters=parameters))
+            for packed in (False, True)
+        ]
     assert plain == packed
     assert (plain.id, plain.model_name, plain.model_version) == ("42", f"tiny-{task}", "1")
     assert [(one.name, one.datatype, list(one.shape)) for one in plain.outputs] == [
@@ -85,46 +82,38 @@ def test_answers_are_those_of_the_rest_form(task, settings):
             assert found[one["name"]] == expected
 
 
-def test_requested_outputs_are_given_in_order(settings):
+async def test_requested_outputs_are_given_in_order(settings):
     asked = request("classify", {"text": TEXTS})
     asked.outputs.add(name="output")
     asked.outputs.add(name="label")
 
-    async def scenario():
-        async with serving(LocalRuntime.load(settings)) as (_, client):
-            return await client.call("ModelInfer", asked)
-
-    response = run(scenario())
+    async with serving(LocalRuntime.load(settings)) as (_, client):
+        response = await client.call("ModelInfer", asked)
     assert [one.name for one in response.outputs] == ["output", "label"]
     assert response.outputs[0].parameters["content_type"].string_param == "hg_jsonlist"
     (rows, labels) = columns(response).values()
     assert [[one["label"] for one in json.loads(row)] for (row,) in rows] == labels
 
 
-def test_input_of_one_value_is_a_parameter(settings):
+async def test_input_of_one_value_is_a_parameter(settings):
     asked = request("classify", {"args": TEXTS[:1]})
     asked.inputs.add(name="top_k", datatype="INT32", shape=[1]).contents.int_contents.append(2)
 
-    async def scenario():
-        async with serving(LocalRuntime.load(settings)) as (_, client):
-            return await client.call("ModelInfer", asked)
-
-    assert [len(row) for row in columns(run(scenario()))["label"]] == [2]
+    async with serving(LocalRuntime.load(settings)) as (_, client):
+        result = await client.call("ModelInfer", asked)
+    assert [len(row) for row in columns(result)["label"]] == [2]
 
 
-def test_server_and_models_are_described(settings):
-    async def scenario():
-        async with serving(LocalRuntime.load(settings)) as (_, client):
-            return [
-                await client.call("ServerLive", pb.ServerLiveRequest()),
-                await client.call("ServerReady", pb.ServerReadyRequest()),
-                await client.call("ServerMetadata", pb.ServerMetadataRequest()),
-                await client.call("ModelReady", pb.ModelReadyRequest(name="qa", version="1")),
-                await client.call("ModelMetadata", pb.ModelMetadataRequest(name="tiny-qa")),
-                await client.call("RepositoryIndex", pb.RepositoryIndexRequest()),
-            ]
-
-    live, ready, server, model_ready, model, index = run(scenario())
+async def test_server_and_models_are_described(settings):
+    async with serving(LocalRuntime.load(settings)) as (_, client):
+        live, ready, server, model_ready, model, index = [
+            await client.call("ServerLive", pb.ServerLiveRequest()),
+            await client.call("ServerReady", pb.ServerReadyRequest()),
+            await client.call("ServerMetadata", pb.ServerMetadataRequest()),
+            await client.call("ModelReady", pb.ModelReadyRequest(name="qa", version="1")),
+            await client.call("ModelMetadata", pb.ModelMetadataRequest(name="tiny-qa")),
+            await client.call("RepositoryIndex", pb.RepositoryIndexRequest()),
+        ]
     assert (live.live, ready.ready, model_ready.ready) == (True, True, True)
     assert (server.name, server.version) == ("swiftlet", build_info.version())
     assert [(one.name, one.datatype, list(one.shape)) for one in model.inputs] == [
@@ -141,17 +130,14 @@ def test_server_and_models_are_described(settings):
     assert [(one.name, one.state) for one in index.models] == [(f"tiny-{task}", "READY") for task in LABELS]
 
 
-def test_server_that_leaves_is_not_ready(settings):
-    async def scenario():
-        runtime = LocalRuntime.load(settings)
-        async with serving(runtime) as (_, client):
-            runtime.leave()
-            ready = await client.call("ServerReady", pb.ServerReadyRequest())
-            model = await client.call("ModelReady", pb.ModelReadyRequest(name="qa"))
-            return ready.ready, model.ready, await client.call("ModelInfer", request("classify", {"text": TEXTS}))
-
-    ready, model_ready, response = run(scenario())
-    assert (ready, model_ready) == (False, False)
+async def test_server_that_leaves_is_not_ready(settings):
+    runtime = LocalRuntime.load(settings)
+    async with serving(runtime) as (_, client):
+        runtime.leave()
+        ready = await client.call("ServerReady", pb.ServerReadyRequest())
+        model = await client.call("ModelReady", pb.ModelReadyRequest(name="qa"))
+        response = await client.call("ModelInfer", request("classify", {"text": TEXTS}))
+    assert (ready.ready, model.ready) == (False, False)
     assert len(columns(response)["label"]) == 3
 
 
@@ -164,11 +150,8 @@ def test_server_that_leaves_is_not_ready(settings):
         ("ModelMetadata", pb.ModelMetadataRequest(name="qa", version="9")),
     ],
 )
-def test_unknown_model_is_not_found(method, message, settings):
-    async def scenario():
-        async with serving(LocalRuntime.load(settings)) as (_, client):
-            return await client.fail(method, message)
-
-    error = run(scenario())
+async def test_unknown_model_is_not_found(method, message, settings):
+    async with serving(LocalRuntime.load(settings)) as (_, client):
+        error = await client.fail(method, message)
     assert error.code() is grpc.StatusCode.NOT_FOUND
     assert error.trailing_metadata()["error-code"] == "unknown_model"

@@ -54,32 +54,28 @@ def health_method(client: Client, kind: str, name: str) -> Any:
 
 
 @pytest.mark.parametrize("service", ["", SERVICE])
-def test_health_is_that_of_the_server(service, runtime):
+async def test_health_is_that_of_the_server(service, runtime):
     _, line = make_key("team")  # health checks need no key
 
-    async def scenario():
-        async with serving(runtime, ApiKeys([line])) as (_, client):
-            check = health_method(client, "unary_unary", "Check")
-            watch = health_method(client, "unary_stream", "Watch")
-            asked = health_pb2.HealthCheckRequest(service=service)
-            watching = aiter(watch(asked))
-            seen = [(await check(asked)).status, (await anext(watching)).status]
-            runtime.leave()
-            return [*seen, (await check(asked)).status, (await anext(watching)).status]
-
-    assert run(scenario()) == [SERVING, SERVING, NOT_SERVING, NOT_SERVING]
+    async with serving(runtime, ApiKeys([line])) as (_, client):
+        check = health_method(client, "unary_unary", "Check")
+        watch = health_method(client, "unary_stream", "Watch")
+        asked = health_pb2.HealthCheckRequest(service=service)
+        watching = aiter(watch(asked))
+        seen = [(await check(asked)).status, (await anext(watching)).status]
+        runtime.leave()
+        result = [*seen, (await check(asked)).status, (await anext(watching)).status]
+    assert result == [SERVING, SERVING, NOT_SERVING, NOT_SERVING]
 
 
-def test_health_of_an_unknown_service(runtime):
-    async def scenario():
-        async with serving(runtime) as (_, client):
-            asked = health_pb2.HealthCheckRequest(service="no")
-            seen = await anext(aiter(health_method(client, "unary_stream", "Watch")(asked)))
-            with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await health_method(client, "unary_unary", "Check")(asked)
-            return seen.status, raised.value.code()
-
-    assert run(scenario()) == (UNKNOWN, grpc.StatusCode.NOT_FOUND)
+async def test_health_of_an_unknown_service(runtime):
+    async with serving(runtime) as (_, client):
+        asked = health_pb2.HealthCheckRequest(service="no")
+        seen = await anext(aiter(health_method(client, "unary_stream", "Watch")(asked)))
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await health_method(client, "unary_unary", "Check")(asked)
+        result = seen.status, raised.value.code()
+    assert result == (UNKNOWN, grpc.StatusCode.NOT_FOUND)
 
 
 def reflect(client: Client, *requests: Any, metadata: Any = None, end: bool = True) -> Any:
@@ -97,17 +93,14 @@ def reflect(client: Client, *requests: Any, metadata: Any = None, end: bool = Tr
     return method(send(), metadata=metadata, timeout=PATIENCE_S)
 
 
-def test_reflection_describes_the_protocol(runtime):
-    async def scenario():
-        async with serving(runtime) as (_, client):
-            call = reflect(
-                client,
-                reflection_pb2.ServerReflectionRequest(list_services=""),
-                reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE),
-            )
-            return [response async for response in call]
-
-    services, file = run(scenario())
+async def test_reflection_describes_the_protocol(runtime):
+    async with serving(runtime) as (_, client):
+        call = reflect(
+            client,
+            reflection_pb2.ServerReflectionRequest(list_services=""),
+            reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE),
+        )
+        services, file = [response async for response in call]
     assert {one.name for one in services.list_services_response.service} >= {SERVICE, HEALTH}
     described = descriptor_pb2.FileDescriptorProto.FromString(file.file_descriptor_response.file_descriptor_proto[0])
     assert [one.name for one in described.service[0].method] == [
@@ -121,38 +114,33 @@ def test_reflection_describes_the_protocol(runtime):
     ]
 
 
-def test_reflection_needs_an_api_key(runtime):
+async def test_reflection_needs_an_api_key(runtime):
     key, line = make_key("team")
     asked = reflection_pb2.ServerReflectionRequest(list_services="")
 
-    async def scenario():
-        async with serving(runtime, ApiKeys([line])) as (_, client):
-            allowed = [one async for one in reflect(client, asked, metadata=[("x-api-key", key)])]
-            with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await anext(aiter(reflect(client, asked)))
-            return allowed, raised.value.code()
-
-    allowed, code = run(scenario())
+    async with serving(runtime, ApiKeys([line])) as (_, client):
+        allowed = [one async for one in reflect(client, asked, metadata=[("x-api-key", key)])]
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await anext(aiter(reflect(client, asked)))
+        allowed, code = allowed, raised.value.code()
     assert len(allowed) == 1
     assert code is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_closing_port_ends_streams(runtime):
+async def test_closing_port_ends_streams(runtime):
     """A client that watches the server's health does not delay its shutdown."""
 
-    async def scenario():
-        async with serving(runtime) as (opened, client):
-            watching = aiter(health_method(client, "unary_stream", "Watch")(health_pb2.HealthCheckRequest()))
-            await anext(watching)
-            asking = reflect(client, reflection_pb2.ServerReflectionRequest(list_services=""), end=False)
-            await anext(aiter(asking))
-            await opened.close()
-            return [one async for one in watching], [one async for one in asking]
-
-    assert run(scenario()) == ([], [])
+    async with serving(runtime) as (opened, client):
+        watching = aiter(health_method(client, "unary_stream", "Watch")(health_pb2.HealthCheckRequest()))
+        await anext(watching)
+        asking = reflect(client, reflection_pb2.ServerReflectionRequest(list_services=""), end=False)
+        await anext(aiter(asking))
+        await opened.close()
+        result = [one async for one in watching], [one async for one in asking]
+    assert result == ([], [])
 
 
-def test_port_speaks_tls_with_the_certificate_of_the_server(artifact_dir, tmp_path):
+async def test_port_speaks_tls_with_the_certificate_of_the_server(artifact_dir, tmp_path):
     if not (openssl := shutil.which("openssl")):
         pytest.skip("no openssl to make a certificate with")
     new = f"{openssl} req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=127.0.0.1"
@@ -161,15 +149,12 @@ def test_port_speaks_tls_with_the_certificate_of_the_server(artifact_dir, tmp_pa
     cert = tmp_path / "cert.pem"
     runtime = make_runtime(artifact_dir, grpc_port=0, tls_cert=cert, tls_key=tmp_path / "key.pem")
 
-    async def scenario():
-        async with serving(runtime) as (opened, plain):
-            refused = await plain.fail("ServerLive", pb.ServerLiveRequest())
-            client = Client(opened.address, grpc.ssl_channel_credentials(cert.read_bytes()))
-            answer = await client.call("ModelInfer", FINE)
-            await client.channel.close()
-            return refused.code(), answer
-
-    code, answer = run(scenario())
+    async with serving(runtime) as (opened, plain):
+        refused = await plain.fail("ServerLive", pb.ServerLiveRequest())
+        client = Client(opened.address, grpc.ssl_channel_credentials(cert.read_bytes()))
+        answer = await client.call("ModelInfer", FINE)
+        await client.channel.close()
+        code, answer = refused.code(), answer
     assert code is grpc.StatusCode.UNAVAILABLE
     assert len(columns(answer)["label"]) == 1
 
@@ -208,7 +193,7 @@ async def test_stopping_server_answers_every_call_that_it_takes(artifact_dir):
     assert codes.keys() <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
 
 
-def test_connections_of_a_limited_age_lose_no_call(runtime, monkeypatch):
+async def test_connections_of_a_limited_age_lose_no_call(runtime, monkeypatch):
     """After `drain_s` no client is connected to a stopping server, because connections end before."""
     monkeypatch.setattr(port, "MAX_AGE_S", 0.02)
     peers: set[str] = set()
@@ -220,15 +205,11 @@ def test_connections_of_a_limited_age_lose_no_call(runtime, monkeypatch):
 
     monkeypatch.setattr(calls, "_address", remember)
 
-    async def scenario():
-        async with serving(runtime) as (_, client):
-            count = 0
-            while len(peers) < 4:
-                await asyncio.gather(*(client.call("ModelInfer", FINE) for _ in range(8)))
-                count += 8
-            return count
-
-    count = run(scenario())
+    async with serving(runtime) as (_, client):
+        count = 0
+        while len(peers) < 4:
+            await asyncio.gather(*(client.call("ModelInfer", FINE) for _ in range(8)))
+            count += 8
     stats = runtime.stats.models["tiny-classify"]
     assert stats.durations["answered"].count == count
     assert not runtime.stats.refused

@@ -127,7 +127,7 @@ def test_app_is_live_but_not_ready_while_draining(artifact_dir):
         assert_problem(client.post("/classify", json={"inputs": "a"}), 503, "draining")
 
 
-def test_app_answers_200_interleaved_requests_correctly(artifact_dir):
+async def test_app_answers_200_interleaved_requests_correctly(artifact_dir):
     runtime = make_runtime(artifact_dir)
     requests = [
         ("classify", {"inputs": f"text {i} " + "z" * (i % 7)})
@@ -144,12 +144,10 @@ def test_app_answers_200_interleaved_requests_correctly(artifact_dir):
         encodings = served.task.encode(request)
         return served.task.decode(request, encodings, Echo(served.manifest.width).run(Batch.of(encodings)))
 
-    async def scenario():
-        transport = httpx2.ASGITransport(app=create_app(runtime))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://swiftlet") as client:
-            return await asyncio.gather(*(client.post(f"/{task}", json=body) for task, body in requests))
-
-    for (task, body), response in zip(requests, asyncio.run(scenario()), strict=True):
+    transport = httpx2.ASGITransport(app=create_app(runtime))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://swiftlet") as client:
+        result = await asyncio.gather(*(client.post(f"/{task}", json=body) for task, body in requests))
+    for (task, body), response in zip(requests, result, strict=True):
         assert response.status_code == 200
         assert response.json() == alone(task, body)
     assert len({json.dumps(alone(*request)) for request in requests}) == 200

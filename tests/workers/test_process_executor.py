@@ -107,23 +107,22 @@ async def test_invalid_result_or_result_of_another_call_ends_the_worker(result, 
 
 
 @pytest.mark.parametrize("name", ["albert-sst2", "mobilebert-qa", "albert-fill-mask"])
-def test_worker_and_thread_return_bit_equal_rows(name):
+async def test_worker_and_thread_return_bit_equal_rows(name):
     artifact = open_artifact(BUNDLED / name)
     with np.load(artifact.file(GOLDEN)) as file:
         arrays = {key: file[key] for key in file if key not in ("rows", "columns")}
     encodings = Batch.without_top_k(**arrays).encodings()
 
-    async def scenario():
-        threads = ThreadExecutor({name: EngineModel(*host_model(artifact, "onnx_cpu")[0])}, 1)
-        executor = ProcessExecutor("onnx_cpu", [artifact.path], 1, spare=False)
-        executor.load()
-        for timed in (threads.timed_calls(name), executor.timed_calls(name)):
-            assert [call.tokens for call in timed] == [len(one.input_ids) for one in encodings]
-            assert all(call.seconds > 0 for call in timed)
-        async with opened(executor):
-            return [(await one.run(name, encodings, PATIENCE_S)).outcomes for one in (threads, executor)]
-
-    from_thread, from_worker = asyncio.run(scenario())
+    threads = ThreadExecutor({name: EngineModel(*host_model(artifact, "onnx_cpu")[0])}, 1)
+    executor = ProcessExecutor("onnx_cpu", [artifact.path], 1, spare=False)
+    executor.load()
+    for timed in (threads.timed_calls(name), executor.timed_calls(name)):
+        assert [call.tokens for call in timed] == [len(one.input_ids) for one in encodings]
+        assert all(call.seconds > 0 for call in timed)
+    async with opened(executor):
+        from_thread, from_worker = [
+            (await one.run(name, encodings, PATIENCE_S)).outcomes for one in (threads, executor)
+        ]
     assert [(row.shape, row.dtype, row.tobytes()) for row in from_thread] == [
         (row.shape, row.dtype, row.tobytes()) for row in from_worker
     ]
