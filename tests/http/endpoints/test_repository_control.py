@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import httpx2
 import pytest
 
+from swiftlet_serve.http.app import create_admin_gate
 from swiftlet_serve.http.endpoints.repository_control import RepositoryControl
 from swiftlet_serve.http.gate.api_keys import ApiKeys, make_key
+from swiftlet_serve.http.gate.request import Head, Request
 from tests.support.apps import admin_app, assert_problem
+from tests.support.fakes import PATIENCE_S
 from tests.support.repositories import in_event_loop, make_version, served
 
 KEY, LINE = make_key("operator")
@@ -42,6 +48,34 @@ async def test_versions_are_loaded_and_unloaded(root):
         assert (await client.post(unload, json={"parameters": {"unload_dependents": False}})).status_code == 200
         assert (await client.post("/v2/repository/index", json={"ready": True})).json() == []
         assert_problem(await client.post(unload), 404, "unknown_model")
+
+
+@in_event_loop
+async def test_change_goes_on_when_the_client_disconnects(root, monkeypatch):
+    async with served(root) as server:
+        gate = create_admin_gate(server.runtime, RepositoryControl(server.manager, server.runtime), ApiKeys([LINE]))
+        started, may_go_on, load = asyncio.Event(), asyncio.Event(), server.manager.load
+
+        async def slow(*arguments: object) -> None:
+            started.set()
+            await may_go_on.wait()
+            await load(*arguments)
+
+        monkeypatch.setattr(server.manager, "load", slow)
+        headers = [(b"x-api-key", KEY.encode())]
+        request = gate.begin(Head("POST", "/v2/repository/models/flowers/load", headers, "", time.monotonic()))
+        assert isinstance(request, Request)
+        request.body = b'{"parameters": {"version": 1}}'
+        answer = asyncio.ensure_future(gate.answer(request))
+        await started.wait()
+        request.is_disconnected = True
+        answer.cancel()
+        assert await answer is None
+        assert await server.version() == 2
+        may_go_on.set()
+        async with asyncio.timeout(PATIENCE_S):
+            while await server.version() != 1:
+                await asyncio.sleep(0.01)
 
 
 @in_event_loop

@@ -108,7 +108,8 @@ class RepositoryControl:
 
     async def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a change on the event loop of the runtime. It goes on if the client disconnects."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._runtime.loop))
+        change = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._runtime.loop))
+        return await asyncio.shield(change)  # a cancelled future would cancel the work on the other loop, too
 
 
 async def _call(function: Callable[[], T]) -> T:
