@@ -87,8 +87,8 @@ class Coordinator:
         self._update()
         fronts = await asyncio.gather(*map(self._start, range(len(self._sockets))))
         try:
-            for each in self._sockets:
-                each.listen(BACKLOG)
+            for sock in self._sockets:
+                sock.listen(BACKLOG)
         except OSError as error:
             raise SetupError(f"Cannot listen on the public port: {error.strerror}.") from None
         for front in fronts:
@@ -119,8 +119,8 @@ class Coordinator:
         self._closing = True
         for task in self._supervising:
             task.cancel()
-        for each in self._sockets:
-            each.close()  # the kernel refuses clients once the fronts have closed theirs as well
+        for sock in self._sockets:
+            sock.close()  # the kernel refuses clients once the fronts have closed theirs as well
         if self._timer is not None:
             self._timer.cancel()
         for front in list(self._starting):
@@ -167,7 +167,7 @@ class Coordinator:
             index,
             far.fileno(),
             self._reader_fd,
-            [each.fileno() for each in self._sockets],
+            [sock.fileno() for sock in self._sockets],
             self._runtime.settings.model_dump(mode="json"),
             [str(pipelines[name].model.artifact.path) for name in self._models],
             {name: asdict(executor.cost(name)) for name in self._models},

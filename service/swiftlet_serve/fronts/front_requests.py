@@ -106,7 +106,7 @@ class FrontRequests:
             self._send(messages.pack_error(request.number, _known(error)))
         elif not request.unfinished:
             del self._running[request.number]
-            outcomes = [_outcome(each) for each in request.rows]
+            outcomes = [_outcome(future) for future in request.rows]
             self._send(messages.pack_result(request.number, outcomes, request.record))
 
 

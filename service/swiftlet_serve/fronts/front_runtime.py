@@ -101,11 +101,11 @@ class FrontRuntime(Runtime):
     async def snapshot(self) -> Snapshot:
         """Returns the state of the whole server, from the coordinator."""
         number = next(self._numbers)
-        found: asyncio.Future[Snapshot] = self.loop.create_future()
-        self._snapshots[number] = found
+        snapshot: asyncio.Future[Snapshot] = self.loop.create_future()
+        self._snapshots[number] = snapshot
         self._send(messages.pack(Kind.SNAPSHOT, number))
         try:
-            return await found
+            return await snapshot
         finally:
             del self._snapshots[number]
 

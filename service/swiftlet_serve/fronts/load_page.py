@@ -68,7 +68,7 @@ class LoadWriter:
         *plain, clients, coefficients = state
         busy = [_CLIENT.pack(number, *waits) for number, waits in clients.items()][:MAX_CLIENTS]
         known = coefficients[: (mmap.PAGESIZE - _SUM.size - _HEAD.size - len(busy) * _CLIENT.size) // _MODEL.size]
-        body = _HEAD.pack(*plain, len(busy), len(known)) + b"".join([*busy, *(_MODEL.pack(*each) for each in known)])
+        body = _HEAD.pack(*plain, len(busy), len(known)) + b"".join([*busy, *(_MODEL.pack(*cost) for cost in known)])
         data = _SUM.pack(zlib.crc32(body)) + body
         self._page[: len(data)] = data
 
@@ -88,6 +88,9 @@ class LoadReader:
         middle = start + clients * _CLIENT.size
         end = middle + models * _MODEL.size
         if end <= len(page) and (zlib.crc32(page[_SUM.size : end]),) == _SUM.unpack_from(page):
-            busy = {number: (one, other) for number, one, other in _CLIENT.iter_unpack(page[start:middle])}
+            busy = {
+                number: (interactive_s, bulk_s)
+                for number, interactive_s, bulk_s in _CLIENT.iter_unpack(page[start:middle])
+            }
             self._last = LoadState._make([*plain, busy, list(_MODEL.iter_unpack(page[middle:end]))])
         return self._last

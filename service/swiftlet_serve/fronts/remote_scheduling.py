@@ -84,7 +84,7 @@ class RemoteAdmission(AdmissionController):
         load = self._published()
         if self.closed or load.closed:
             raise draining()
-        reserved = sum([other == client for other in self._reserved.values()])
+        reserved = sum([holder == client for holder in self._reserved.values()])
         wait = load.wait_s(client, priority, time.monotonic()) + reserved * load.mean_request_s / load.cores
         if not admissible(wait, 0.0, remaining_s, priority):
             raise self._overloaded(wait) if remaining_s > 0 else deadline_exceeded()

@@ -126,9 +126,9 @@ def _dump(histogram: Histogram) -> list[Any]:
 
 
 def _load(histogram: Histogram, fields: Any) -> None:
-    sum_, found = fields
-    if found:
+    sum_, pairs = fields
+    if pairs:
         counts = [0] * len(histogram.counts)
-        for index, count in found:
+        for index, count in pairs:
             counts[index] = int(count)
         histogram.add_counts(counts, float(sum_))

@@ -33,18 +33,18 @@ def handler(runtime: Runtime, closing: asyncio.Event) -> grpc.GenericRpcHandler:
         return pb.HealthCheckResponse.SERVING if is_ready(runtime) else pb.HealthCheckResponse.NOT_SERVING
 
     async def check(request: Any, context: Context) -> Message:
-        found = status(request)
-        if found == pb.HealthCheckResponse.SERVICE_UNKNOWN:
+        serving_status = status(request)
+        if serving_status == pb.HealthCheckResponse.SERVICE_UNKNOWN:
             await context.abort(grpc.StatusCode.NOT_FOUND, "No service has this name.")
-        response: Message = pb.HealthCheckResponse(status=found)
+        response: Message = pb.HealthCheckResponse(status=serving_status)
         return response
 
     async def watch(request: Any, _: Context) -> AsyncIterator[Message]:
         last = None
         while not closing.is_set():
-            if (found := status(request)) != last:
-                yield pb.HealthCheckResponse(status=found)
-            last = found
+            if (serving_status := status(request)) != last:
+                yield pb.HealthCheckResponse(status=serving_status)
+            last = serving_status
             with suppress(TimeoutError):
                 await asyncio.wait_for(closing.wait(), POLL_S)
 

@@ -100,9 +100,9 @@ def _number(data: bytes | bytearray, at: int) -> tuple[int, int]:
     return 0, len(data)
 
 
-def parameters(given: Mapping[str, pb.InferParameter]) -> dict[str, Scalar]:
+def parameters(fields: Mapping[str, pb.InferParameter]) -> dict[str, Scalar]:
     """Returns the parameters of a message. One without a value is left out."""
-    chosen = {name: (value, value.WhichOneof("parameter_choice")) for name, value in given.items()}
+    chosen = {name: (value, value.WhichOneof("parameter_choice")) for name, value in fields.items()}
     return {name: getattr(value, kind) for name, (value, kind) in chosen.items() if kind is not None}
 
 
@@ -118,29 +118,29 @@ def input_tensors(request: pb.ModelInferRequest) -> Iterator[Tensor]:
         detail = f"A request has 1 to {MAX_INPUTS} inputs."
         raise invalid_value("/inputs", code, detail, limit)
     packed = request.raw_input_contents
-    if packed and (len(packed) != len(request.inputs) or any(one.HasField("contents") for one in request.inputs)):
+    if packed and (len(packed) != len(request.inputs) or any(tensor.HasField("contents") for tensor in request.inputs)):
         raise InvalidRequest("bad_framing", "raw_input_contents does not have the values of every input.")
-    for i, one in enumerate(request.inputs):
+    for i, tensor in enumerate(request.inputs):
         pointer = f"/inputs/{i}"
         if packed:
-            yield tensors.from_bytes(one.name, one.datatype, one.shape, memoryview(packed[i]), pointer)
+            yield tensors.from_bytes(tensor.name, tensor.datatype, tensor.shape, memoryview(packed[i]), pointer)
         else:
-            yield tensors.from_json(one.name, one.datatype, one.shape, _contents(one, pointer), pointer)
+            yield tensors.from_json(tensor.name, tensor.datatype, tensor.shape, _contents(tensor, pointer), pointer)
 
 
-def _contents(one: pb.ModelInferRequest.InferInputTensor, pointer: str) -> Sequence[object]:
+def _contents(tensor: pb.ModelInferRequest.InferInputTensor, pointer: str) -> Sequence[object]:
     """Returns the values of a tensor that are not packed.
 
     Raises:
         InvalidRequest: the values are in a field of another datatype, or a text is not UTF-8.
         Unprocessable: there are too many.
     """
-    fields = {field.name: values for field, values in one.contents.ListFields()}
-    values = fields.pop(CONTENTS.get(one.datatype, ""), ())
+    fields = {field.name: values for field, values in tensor.contents.ListFields()}
+    values = fields.pop(CONTENTS.get(tensor.datatype, ""), ())
     if fields:
         raise InvalidRequest("bad_framing", "The values of an input are in a field of another datatype.")
     tensors.check_size(len(values), pointer)
-    if one.datatype != "BYTES":
+    if tensor.datatype != "BYTES":
         return list(values)
     try:
         return [str(value, "utf-8") for value in values]
@@ -152,10 +152,10 @@ def response(name: str, version: str, request_id: str, outputs: Iterable[Tensor]
     """Returns a response. Its values are packed, since Triton's client reads no others of some types."""
     message = pb.ModelInferResponse(model_name=name, model_version=version, id=request_id)
     for tensor in outputs:
-        one = message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        output = message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         if tensor.name == OUTPUT:
             for key, value in OUTPUT_PARAMETERS.items():
-                one.parameters[key].string_param = value
+                output.parameters[key].string_param = value
         message.raw_output_contents.append(tensors.to_bytes(tensor))
     return message
 

@@ -83,7 +83,7 @@ def _around_id(
         retryable=retryable,
         error=detail,
         error_type=code,
-        errors=[FieldErrorBody(**vars(one)) for one in field_errors] or None,
+        errors=[FieldErrorBody(**vars(error)) for error in field_errors] or None,
     )
     before, _, after = problem.model_dump_json(exclude_none=True).encode().partition(b"\\u0000")
     return before, after

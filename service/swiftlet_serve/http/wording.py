@@ -51,7 +51,9 @@ class Wording(NamedTuple):
     def apply(self, error: SwiftletError) -> None:
         """Puts an error of our request in the client's terms."""
         error.detail = error.detail.replace(TRUNCATION, self.truncation)
-        error.field_errors = tuple(replace(one, pointer=self.place(one.pointer)) for one in error.field_errors)
+        error.field_errors = tuple(
+            replace(field_error, pointer=self.place(field_error.pointer)) for field_error in error.field_errors
+        )
 
 
 OWN: Final = Wording()
@@ -85,4 +87,6 @@ def sentence(error: SwiftletError) -> str:
 
 def _types(errors: Sequence[FieldError], pointer: str) -> list[str]:
     """Returns the types that a value may have, as the errors at its place tell."""
-    return list(dict.fromkeys(TYPES[one.code] for one in errors if one.pointer == pointer and one.code in TYPES))
+    return list(
+        dict.fromkeys(TYPES[error.code] for error in errors if error.pointer == pointer and error.code in TYPES)
+    )

@@ -118,7 +118,12 @@ class Catalog:
         """
         answered = [(served.task, name) for name, served in models.items()]
         own = {task for task, _ in answered}
-        answered += [(other, name) for task, name in answered for other in tasks.answered_by(task) if other not in own]
+        answered += [
+            (answered_task, name)
+            for task, name in answered
+            for answered_task in tasks.answered_by(task)
+            if answered_task not in own
+        ]
         self._models = dict(models)
         self._first_names = {}
         # Others hold these two dictionaries, so they stay the same objects.

@@ -154,9 +154,9 @@ def locate(names: Sequence[str]) -> list[Path]:
             "There are no models to serve. Name one with --models: this installation has no bundled models."
         )
     for name, path in zip(names, paths, strict=False):
-        found = sources.identify(str(bundled.get(name, name)))
-        if found.next_step:
-            raise SetupError(f"{name} is {found.what}. {found.next_step}")
+        source = sources.identify(str(bundled.get(name, name)))
+        if source.next_step:
+            raise SetupError(f"{name} is {source.what}. {source.next_step}")
         if not path.is_dir():
             known = ", ".join(bundled) or "none"
             raise SetupError(f"There is no model {name!r}. Give a directory, or one of the bundled models: {known}.")

@@ -41,7 +41,7 @@ def encode(task: Task[RequestT, EncodingT], request: RequestT) -> list[Input[Req
     requests = task.split(request) if isinstance(request, Request) and request.partial else []
     if len(requests) < 2:
         return [Input(request, encode_whole(task, request))]
-    return [_encode(task, one) for one in requests]
+    return [_encode(task, part) for part in requests]
 
 
 def encode_whole(task: Task[RequestT, EncodingT], request: RequestT) -> Sequence[EncodingT]:
@@ -72,7 +72,7 @@ def truncated(task: Task[Any, Any], request: Any, inputs: Sequence[Input[Any, An
     if len(inputs) == 1:
         cut = {sequence.text_index for sequence in inputs[0].encodings if sequence.left_out}
     else:
-        cut = {index for index, one in enumerate(inputs) if any(sequence.left_out for sequence in one.encodings)}
+        cut = {index for index, input_ in enumerate(inputs) if any(sequence.left_out for sequence in input_.encodings)}
     return tuple(pointers[index] for index in sorted(cut))
 
 
@@ -83,11 +83,11 @@ def decode(task: Task[Any, Any], inputs: Sequence[Input[Any, Any]], outcomes: Se
         Internal: the engine failed on the only input.
     """
     left = iter(outcomes)
-    pairs = [(one, list(islice(left, len(one.encodings)))) for one in inputs]
+    pairs = [(input_, list(islice(left, len(input_.encodings)))) for input_ in inputs]
     if len(pairs) == 1:
         ((only, own),) = pairs
         return _decode(task, only, own)
-    return [_decode_or_error(task, one, own) for one, own in pairs]
+    return [_decode_or_error(task, input_, own) for input_, own in pairs]
 
 
 def _encode(task: Task[RequestT, EncodingT], request: RequestT) -> Input[RequestT, EncodingT]:
@@ -99,20 +99,20 @@ def _encode(task: Task[RequestT, EncodingT], request: RequestT) -> Input[Request
         return Input(request, [], error)
 
 
-def _decode(task: Task[Any, Any], one: Input[Any, Any], outcomes: Sequence[Outcome]) -> object:
+def _decode(task: Task[Any, Any], input_: Input[Any, Any], outcomes: Sequence[Outcome]) -> object:
     rows = []
     for outcome in outcomes:
         if isinstance(outcome, Internal):
             raise outcome
         rows.append(outcome)
     with _tokenizer_faults():
-        return task.decode(one.request, one.encodings, rows)
+        return task.decode(input_.request, input_.encodings, rows)
 
 
-def _decode_or_error(task: Task[Any, Any], one: Input[Any, Any], outcomes: Sequence[Outcome]) -> object:
+def _decode_or_error(task: Task[Any, Any], input_: Input[Any, Any], outcomes: Sequence[Outcome]) -> object:
     try:
-        if one.error is not None:
-            raise one.error
-        return task.single(_decode(task, one, outcomes))
+        if input_.error is not None:
+            raise input_.error
+        return task.single(_decode(task, input_, outcomes))
     except SwiftletError as error:
         return failure(error).model_dump()

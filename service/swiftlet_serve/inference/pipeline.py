@@ -109,9 +109,9 @@ class Pipeline:
         if name not in self._others:
             if name not in self.model.task_names:
                 raise wrong_task()
-            self._others[name] = other = copy(self)
-            other.model = self.model.for_task(name)
-            other._others = {}  # not this pipeline: a circle would stay in memory after the version has gone
+            self._others[name] = pipeline = copy(self)
+            pipeline.model = self.model.for_task(name)
+            pipeline._others = {}  # not this pipeline: a circle would stay in memory after the version has gone
         return self._others[name]
 
     @property
@@ -153,7 +153,7 @@ class Pipeline:
         try:
             with self._timer.limit(deadline):
                 inputs = await self._encode(request, record)
-                sequences += [sequence for one in inputs for sequence in one.encodings]
+                sequences += [sequence for input_ in inputs for sequence in input_.encodings]
                 check_size(self.model.task, [len(sequence.input_ids) for sequence in sequences], self._max_tokens)
                 if record is not None and (left_out := sum([sequence.left_out for sequence in sequences])):
                     record.left_out = left_out

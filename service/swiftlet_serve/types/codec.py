@@ -39,16 +39,16 @@ _FLOAT: Final = np.dtype("<f4")
 def pack_sequences(sequences: Sequence[Encoding]) -> bytes:
     """Encodes sequences."""
     shapes, ids, types, focus, candidates = [], [], [], [], []
-    for one in sequences:
+    for sequence in sequences:
         top_k, chosen = 0, NOTHING
-        if isinstance(one, Ranked):
-            top_k, chosen = one.top_k, one.candidates
-        elif isinstance(one, Scored):
-            chosen = one.targets
-        shapes.append(_SEQUENCE.pack(len(one.input_ids), len(one.focus), len(chosen), top_k))
-        ids.append(one.input_ids.astype(_INT, copy=False).tobytes())
-        types.append(one.token_type_ids.astype(_INT, copy=False).tobytes())
-        focus.append(one.focus.astype(_INT, copy=False).tobytes())
+        if isinstance(sequence, Ranked):
+            top_k, chosen = sequence.top_k, sequence.candidates
+        elif isinstance(sequence, Scored):
+            chosen = sequence.targets
+        shapes.append(_SEQUENCE.pack(len(sequence.input_ids), len(sequence.focus), len(chosen), top_k))
+        ids.append(sequence.input_ids.astype(_INT, copy=False).tobytes())
+        types.append(sequence.token_type_ids.astype(_INT, copy=False).tobytes())
+        focus.append(sequence.focus.astype(_INT, copy=False).tobytes())
         if len(chosen):
             candidates.append(chosen.astype(_INT, copy=False).tobytes())
     return b"".join([*shapes, *ids, *types, *focus, *candidates])
@@ -105,12 +105,12 @@ def unpack_sequences(body: memoryview, size: int, at: int) -> list[Encoding]:
 def pack_rows(outcomes: Sequence[Outcome]) -> bytes:
     """Encodes the outcomes of sequences."""
     shapes, rows = [], []
-    for one in outcomes:
-        if isinstance(one, Internal):
-            shapes.append(_SHAPE.pack(-1, CODES.index(one.code)))
+    for outcome in outcomes:
+        if isinstance(outcome, Internal):
+            shapes.append(_SHAPE.pack(-1, CODES.index(outcome.code)))
         else:
-            shapes.append(_SHAPE.pack(*one.shape))
-            rows.append(np.asarray(one, _FLOAT).tobytes())
+            shapes.append(_SHAPE.pack(*outcome.shape))
+            rows.append(np.asarray(outcome, _FLOAT).tobytes())
     return b"".join([*shapes, *rows])
 
 

@@ -88,14 +88,14 @@ def reduce_rows(rows: Floats, top_k: int, candidates: Ids) -> Floats:
 def log_probabilities(rows: Floats, targets: Ids) -> Floats:
     """Returns the logarithm of the softmax of each row, (F, O), at its target, (F, 1)."""
     # Row by row, because a copy of the rows of a long text would take hundreds of megabytes.
-    found = [row[None, target] - _total(row[None])[:, 0] for row, target in zip(rows, targets, strict=True)]
-    return np.array(found, np.float32).reshape(-1, 1)
+    differences = [row[None, target] - _total(row[None])[:, 0] for row, target in zip(rows, targets, strict=True)]
+    return np.array(differences, np.float32).reshape(-1, 1)
 
 
 def rank(rows: Floats, top_k: int, candidates: Ids) -> Floats:
     """Ranks rows, (F, O). The order of equal logits is unspecified."""
-    found = top(rows[:, candidates] if len(candidates) else rows, top_k)
-    columns = candidates[found] if len(candidates) else found
+    indices = top(rows[:, candidates] if len(candidates) else rows, top_k)
+    columns = candidates[indices] if len(candidates) else indices
     return np.concatenate([_total(rows), np.take_along_axis(rows, columns, axis=1), columns], axis=1, dtype=np.float32)
 
 
@@ -121,13 +121,13 @@ def top(rows: Floats, top_k: int) -> Ids:
     highest = rows[:, :grouped].reshape(len(rows), GROUP, groups).max(axis=1)
     members = _top(highest, top_k)[:, None, :] + groups * np.arange(GROUP)[:, None]  # (F, GROUP, K)
     rest = np.broadcast_to(np.arange(grouped, rows.shape[1]), (len(rows), rows.shape[1] - grouped))
-    found = np.concatenate([members.reshape(len(rows), GROUP * top_k), rest], axis=1)
-    order = _top(np.take_along_axis(rows, found, axis=1), top_k)
-    return np.asarray(np.take_along_axis(found, order, axis=1))
+    candidates = np.concatenate([members.reshape(len(rows), GROUP * top_k), rest], axis=1)
+    order = _top(np.take_along_axis(rows, candidates, axis=1), top_k)
+    return np.asarray(np.take_along_axis(candidates, order, axis=1))
 
 
 def _top(rows: Floats, top_k: int) -> Ids:
     """Returns the same as `top`, without groups."""
-    found = np.argpartition(-rows, top_k - 1, axis=1)[:, :top_k]
-    order = np.argsort(-np.take_along_axis(rows, found, axis=1), axis=1, kind="stable")
-    return np.asarray(np.take_along_axis(found, order, axis=1))
+    columns = np.argpartition(-rows, top_k - 1, axis=1)[:, :top_k]
+    order = np.argsort(-np.take_along_axis(rows, columns, axis=1), axis=1, kind="stable")
+    return np.asarray(np.take_along_axis(columns, order, axis=1))

@@ -130,9 +130,9 @@ class DeviceExecutor:
         """Waits until one device is ready. Raises Unavailable if none can be expected soon."""
         waiting = [asyncio.ensure_future(device.executor.wait_until_ready()) for device in self.devices]
         try:
-            for one in asyncio.as_completed(waiting):
+            for ready in asyncio.as_completed(waiting):
                 with suppress(Unavailable):
-                    await one
+                    await ready
                     return
             raise engine_unavailable()
         finally:

@@ -97,8 +97,8 @@ def _deviation(
 def _check_ranking(engine: Engine, encoding: Encoding, row: Row) -> None:
     """Raises ValueError if the engine's top-k result differs from the top-k of this row."""
     ranked = engine.run(Batch.of([Ranked(**vars(encoding), top_k=TOP_K, candidates=NOTHING)]))[0]
-    found, expected = Ranking.of(ranked), Ranking.of(rank(row, TOP_K, NOTHING))
-    for ours, theirs in zip(found[:2], expected[:2], strict=True):  # equal outputs may come in any order of columns
+    actual, expected = Ranking.of(ranked), Ranking.of(rank(row, TOP_K, NOTHING))
+    for ours, theirs in zip(actual[:2], expected[:2], strict=True):  # equal outputs may come in any order of columns
         if ours.shape != theirs.shape or not np.allclose(ours, theirs, rtol=1e-3, atol=1e-3):
             raise ValueError("the engine's top-k result does not match its outputs")
 
@@ -140,9 +140,9 @@ def _read(file: zipfile.ZipFile, entry: zipfile.ZipInfo, dtype: np.dtype[Any], d
     with file.open(entry) as stream:
         content = stream.read(entry.file_size)  # without a size, the stream would expand any number of bytes
     header = BytesIO(content)
-    shape, is_fortran, found = _read_header(header)
+    shape, is_fortran, stored = _read_header(header)
     raw = content[header.tell() :]
-    if found != dtype or len(shape) != dimensions:
+    if stored != dtype or len(shape) != dimensions:
         raise _Unfit(f"has other numbers or dimensions in {entry.filename}")
     if math.prod(shape) * dtype.itemsize != len(raw) or len(content) != entry.file_size:
         raise _Unfit(f"does not have the bytes of the shape of {entry.filename}")

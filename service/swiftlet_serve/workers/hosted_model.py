@@ -86,7 +86,9 @@ def run_batch(model: EngineModel, batch: Batch) -> list[Outcome]:
             log_exception(log, "engine failed on one sequence", error)
             return [_error("internal")]
         encodings, half = batch.encodings(), len(batch) // 2
-        return [one for part in (encodings[:half], encodings[half:]) for one in run_batch(model, Batch.of(part))]
+        return [
+            outcome for part in (encodings[:half], encodings[half:]) for outcome in run_batch(model, Batch.of(part))
+        ]
     try:
         return _check_rows(rows, batch, model.width)
     except Exception as error:  # an engine may return anything
@@ -96,9 +98,9 @@ def run_batch(model: EngineModel, batch: Batch) -> list[Outcome]:
 
 def _check_rows(rows: Sequence[Row], batch: Batch, width: int) -> list[Outcome]:
     """Replaces invalid rows by errors. If the count or a shape is wrong, no row can be assigned and all are invalid."""
-    found, expected = [np.shape(row) for row in rows], batch.row_shapes(width)
-    if found != expected:
-        log.error("engine returned rows of shapes %s, expected %s", found, expected)
+    shapes, expected = [np.shape(row) for row in rows], batch.row_shapes(width)
+    if shapes != expected:
+        log.error("engine returned rows of shapes %s, expected %s", shapes, expected)
         return [_error("invalid_engine_output") for _ in expected]
     valid = [
         np.isfinite(row).all() and (not top_k or is_of(row, width))

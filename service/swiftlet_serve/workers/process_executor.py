@@ -144,7 +144,7 @@ class ProcessExecutor:
                 return
             good = False
         else:
-            good = not all(isinstance(one, Internal) for one in call.result().outcomes)
+            good = not all(isinstance(outcome, Internal) for outcome in call.result().outcomes)
         if self._breaker.record_call(good) and (self._probing is None or self._probing.done()):
             self._probing = asyncio.get_running_loop().create_task(self._probe(model, timeout_s))
 

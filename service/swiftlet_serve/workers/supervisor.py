@@ -135,7 +135,9 @@ class Supervisor:
                 self.models[index] = path  # processes that start from now on have it
                 with self._exchanged():
                     serving = await self.wait_until_serving()
-                    while without := [one for one in (serving, self.spare) if one and index not in one.reports]:
+                    while without := [
+                        process for process in (serving, self.spare) if process and index not in process.reports
+                    ]:
                         await without[0].load_model(index, path)
                         serving = await self.wait_until_serving()
             except BaseException:
@@ -211,11 +213,11 @@ class Supervisor:
 
     def _count_kernel_faults(self, process: WorkerProcess) -> None:
         """Counts the wrong sums that a process has reported, and replaces a spare that was not told of any."""
-        if not (found := process.take_kernel_faults()):
+        if not (faults := process.take_kernel_faults()):
             return
-        self.kernel_faults += found
+        self.kernel_faults += faults
         log.error(
-            "worker process %d found %d wrong sums. Later worker processes avoid their cause.", process.pid, found
+            "worker process %d found %d wrong sums. Later worker processes avoid their cause.", process.pid, faults
         )
         if self.spare is not None and not self.spare.avoids_tiles:
             self.spare.kill()

@@ -63,9 +63,9 @@ class ModelReport:
     def from_json(cls, fields: dict[str, Any]) -> ModelReport:
         """Returns the report whose JSON object is `fields`."""
         timed_calls = [TimedCall(*call) for call in fields["timed_calls"]]
-        runtime, found = str(fields["runtime"]), int(fields["kernel_faults"])
+        runtime, faults = str(fields["runtime"]), int(fields["kernel_faults"])
         cost = Cost(**fields["cost"])
-        return cls(int(fields["index"]), fields["name"], cost, timed_calls, fields["probe"], runtime, found)
+        return cls(int(fields["index"]), fields["name"], cost, timed_calls, fields["probe"], runtime, faults)
 
 
 class Models:

@@ -205,8 +205,8 @@ class WorkerProcess(ChildProcess):
     def take_kernel_faults(self) -> int:
         """Returns how many wrong sums the process has reported since the last call of this method."""
         # Each counts for the whole process.
-        found = max((report.kernel_faults for report in self.reports.values()), default=0)
-        new = max(0, found - self._kernel_faults_taken)
+        reported = max((report.kernel_faults for report in self.reports.values()), default=0)
+        new = max(0, reported - self._kernel_faults_taken)
         self._kernel_faults_taken += new
         return new
 
@@ -320,5 +320,5 @@ def _file_bytes(directory: Path) -> int:
 
 
 def _by_index(reports: Any) -> dict[int, ModelReport]:
-    found = map(ModelReport.from_json, reports)
-    return {report.index: report for report in found}
+    parsed = map(ModelReport.from_json, reports)
+    return {report.index: report for report in parsed}

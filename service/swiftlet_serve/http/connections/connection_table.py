@@ -137,7 +137,7 @@ class ConnectionTable:
 
     def _evict(self, address: str | None = None) -> bool:
         """Evicts the connection that has waited longest, of `address` if given. Returns whether there was one."""
-        candidates = (one for one in self.waiting if address is None or one.address == address)
+        candidates = (connection for connection in self.waiting if address is None or connection.address == address)
         longest = next(candidates, None)
         if longest is None:
             return False

@@ -131,13 +131,13 @@ def definitions(name: str, dialect: Dialect) -> dict[str, Any]:
 def _schemas(name: str, dialect: Dialect) -> tuple[dict[Any, Any], dict[str, Any]]:
     """Returns the schemas of each path's request and response, and those that they refer to, with prefixed names."""
     models: list[Any] = []
-    for one in dialect.OPERATIONS:
+    for operation in dialect.OPERATIONS:
         models += [
-            (one.path, "validation", TypeAdapter(one.body)),
-            (one.path, "serialization", TypeAdapter(one.answer)),
+            (operation.path, "validation", TypeAdapter(operation.body)),
+            (operation.path, "serialization", TypeAdapter(operation.answer)),
         ]
-    found, document = TypeAdapter.json_schemas(models, ref_template=f"{SCHEMAS}{name}.{{model}}")
-    return dict(found), {f"{name}.{model}": schema for model, schema in document.get("$defs", {}).items()}
+    schemas, document = TypeAdapter.json_schemas(models, ref_template=f"{SCHEMAS}{name}.{{model}}")
+    return dict(schemas), {f"{name}.{model}": schema for model, schema in document.get("$defs", {}).items()}
 
 
 def _respond(runtime: Runtime, page: Page) -> Respond:

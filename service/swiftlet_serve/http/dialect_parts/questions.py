@@ -92,7 +92,7 @@ def ask(pipeline: Pipeline, text: str, questions: Sequence[Question], at: str, *
             for question in reversed(questions)
             for statement, option in zip(question.statements, question.options or (None,), strict=True)
         }
-        statements = list(dict.fromkeys(one for question in questions for one in question.statements))
+        statements = list(dict.fromkeys(statement for question in questions for statement in question.statements))
         if len(statements) > MAX_SEQUENCES:
             detail = f"The questions have more than {MAX_SEQUENCES} options. Send fewer of them in one request."
             raise invalid_value("/questions", "too_many_options", detail, MAX_SEQUENCES)
@@ -102,10 +102,10 @@ def ask(pipeline: Pipeline, text: str, questions: Sequence[Question], at: str, *
             "multi_label": True,
             "truncation": truncate,
         }
-        labels = {f"/parameters/candidate_labels/{i}": places[one] for i, one in enumerate(statements)}
+        labels = {f"/parameters/candidate_labels/{i}": places[statement] for i, statement in enumerate(statements)}
 
         def read(answer: Any) -> list[Distribution]:
-            log_odds = {one["label"]: calibration.log_odds(one["score"]) for one in answer}
+            log_odds = {entry["label"]: calibration.log_odds(entry["score"]) for entry in answer}
             return [
                 distribution([log_odds[statement] for statement in question.statements], known.temperature)
                 for question in questions
@@ -116,7 +116,7 @@ def ask(pipeline: Pipeline, text: str, questions: Sequence[Question], at: str, *
         parameters, labels = {"function_to_apply": "none", "truncation": truncate}, {}
 
         def read(answer: Any) -> list[Distribution]:
-            logits = {one["label"]: one["score"] for one in answer[0]}
+            logits = {entry["label"]: entry["score"] for entry in answer[0]}
             return [reader(logits) for reader in readers]
 
     else:
@@ -167,7 +167,7 @@ def _reader(manifest: Manifest, known: Decisions, question: Question) -> Callabl
             return lambda logits: [calibration.sigmoid(logits[label], known.temperature)]
         position = manifest.labels.index(label)
         return lambda logits: [
-            float(calibration.softmax([logits[one] for one in manifest.labels], known.temperature)[position])
+            float(calibration.softmax([logits[name] for name in manifest.labels], known.temperature)[position])
         ]
     if not exclusive:
         raise _refusal(question, "The labels of the model do not exclude each other. Ask predicates only.")

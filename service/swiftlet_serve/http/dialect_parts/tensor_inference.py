@@ -139,10 +139,10 @@ def _body(pipeline: Pipeline, inputs: Sequence[Tensor], parameters: Mapping[str,
         Unprocessable: inputs or parameters do not fit the task.
     """
     model: type[Request] = pipeline.model.task.Request
-    found, others = _split(model, inputs)
-    if not found:
+    texts, others = _split(model, inputs)
+    if not texts:
         _refuse("too_short", "The input has no text.")
-    body: dict[str, Any] = {"inputs": found if len(found) > 1 else found[0]}
+    body: dict[str, Any] = {"inputs": texts if len(texts) > 1 else texts[0]}
     if others or parameters:
         body |= _arguments(model, parameters, others)
     return body
@@ -150,10 +150,10 @@ def _body(pipeline: Pipeline, inputs: Sequence[Tensor], parameters: Mapping[str,
 
 def _place(inputs: Sequence[Tensor], pointer: str) -> str:
     """Returns the place of a text in its tensor. The place of a part of our request, such as a parameter, stays."""
-    found = TEXT.fullmatch(pointer)
-    if found is None:
+    match = TEXT.fullmatch(pointer)
+    if match is None:
         return pointer
-    first, field, last = found.groups()
+    first, field, last = match.groups()
     texts = [(at, tensor) for at, tensor in enumerate(inputs) if tensor.datatype == "BYTES"]
     named = [(at, tensor) for at, tensor in texts if tensor.name == (field or "text")]
     for at, tensor in named or texts:
@@ -168,15 +168,15 @@ def _split(model: type[Request], inputs: Sequence[Tensor]) -> tuple[Sequence[Any
     Raises:
         Unprocessable: the task's inputs are missing, or they have different numbers of texts.
     """
-    found = forms(model)
-    plain, fields = found[0].is_text, found[-1].names
+    input_forms = forms(model)
+    plain, fields = input_forms[0].is_text, input_forms[-1].names
     if plain and len(inputs) == 1 and inputs[0].name in TEXTS and inputs[0].datatype == "BYTES":
         return inputs[0].values, []  # the usual request
     texts = {tensor.name: tensor.values for tensor in inputs if tensor.datatype == "BYTES"}
     named = [name for name in fields if name in texts]
     if (len(fields) > 1 and named == fields) or set(named) - {"text"}:
         columns = {name: list(texts[name]) for name in named}
-        many = {field.name for field in found[-1].fields if field.many}
+        many = {field.name for field in input_forms[-1].fields if field.many}
         return _objects(columns, many), [tensor for tensor in inputs if tensor.name not in columns]
     if not plain:
         _refuse("missing", f"The request lacks an input. This model needs {' and '.join(fields)}.")
@@ -200,7 +200,7 @@ def _arguments(model: type[Request], parameters: Mapping[str, Scalar], others: S
     arguments = {tensor.name: tensor.values[0] for tensor in others}
     whole = {name: value for name, value in arguments.items() if name in model.model_fields and name != "parameters"}
     chosen = _task_parameters(
-        model, {name: each for name, each in (dict(parameters) | arguments).items() if name not in whole}
+        model, {name: value for name, value in (dict(parameters) | arguments).items() if name not in whole}
     )
     return whole | ({"parameters": chosen} if chosen else {})
 
@@ -218,7 +218,7 @@ def _objects(columns: Mapping[str, list[str]], lists: Set[str]) -> list[dict[str
     return [{name: column[i % len(column)] for name, column in whole.items()} for i in range(count)]
 
 
-def _task_parameters(model: type[BaseModel], given: Mapping[str, Scalar]) -> dict[str, Any]:
+def _task_parameters(model: type[BaseModel], parameters: Mapping[str, Scalar]) -> dict[str, Any]:
     """Returns the parameters of a task. Lists come as JSON, because parameters of the protocol are scalars.
 
     Raises:
@@ -226,7 +226,7 @@ def _task_parameters(model: type[BaseModel], given: Mapping[str, Scalar]) -> dic
     """
     known = parameter_names(model)
     chosen: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in parameters.items():
         if name in RESERVED or name == "timeout" or name.startswith("triton_"):
             continue
         if name not in known:
@@ -277,13 +277,13 @@ def _columns(answers: Sequence[Any]) -> list[Tensor]:
     columns = []
     for name, value in first.items():
         kind, values = type(value), [item[name] for item in items]
-        if kind in DATATYPES and all(type(each) is kind for each in values):
+        if kind in DATATYPES and all(type(item) is kind for item in values):
             columns.append(Tensor(name, DATATYPES[kind], shape, values))
     return columns
 
 
 def _choose(
-    found: Sequence[Tensor], answers: Sequence[Any], asked: Sequence[str], *, mlserver: bool
+    columns: Sequence[Tensor], answers: Sequence[Any], asked: Sequence[str], *, mlserver: bool
 ) -> Iterator[Tensor]:
     """Returns the outputs of a response.
 
@@ -291,14 +291,14 @@ def _choose(
         Unprocessable: the client asks for an output that there is not.
     """
     if not asked:
-        yield from [*found, _as_json(answers)] if mlserver or not found else found
+        yield from [*columns, _as_json(answers)] if mlserver or not columns else columns
         return
-    by_name = {tensor.name: tensor for tensor in found}
-    for one in asked:
-        if one not in (*by_name, OUTPUT):
+    by_name = {tensor.name: tensor for tensor in columns}
+    for name in asked:
+        if name not in (*by_name, OUTPUT):
             known = ", ".join((*by_name, OUTPUT))
             _refuse("unknown_output", f"The model has no such output. Ask for {known}.", "/outputs")
-        yield by_name[one] if one in by_name else _as_json(answers)
+        yield by_name[name] if name in by_name else _as_json(answers)
 
 
 def _as_json(answers: Sequence[Any]) -> Tensor:

@@ -113,7 +113,7 @@ def _flatten(data: Sequence[Any], depth: int, pointer: str) -> list[Any]:
     for _ in range(min(depth, MAX_DIMENSIONS) - 1):
         if not values or not all(isinstance(value, list) for value in values):
             break
-        values = [each for value in values for each in value]
+        values = [item for value in values for item in value]
     if any(isinstance(value, list | dict) for value in values):
         _refuse(
             f"{pointer}/data", "wrong_shape", "An input is nested deeper than its shape, or unevenly. Send a flat list."

@@ -72,30 +72,30 @@ class RerankResponse(BaseModel):
 
 def rerank(runtime: Runtime, request: Request, *, version: str) -> Translation:
     """Translates a ranking request."""
-    given = bodies.parse(RerankRequest, request.body)
-    pipeline = runtime.catalog.pipeline("rerank", given.model, request.version)
+    body = bodies.parse(RerankRequest, request.body)
+    pipeline = runtime.catalog.pipeline("rerank", body.model, request.version)
     limit = pipeline.model.manifest.max_tokens
-    if given.max_tokens_per_doc is not None and given.max_tokens_per_doc < limit:
+    if body.max_tokens_per_doc is not None and body.max_tokens_per_doc < limit:
         _refuse(
             "/max_tokens_per_doc",
             f"The model truncates documents at {limit} tokens only. Raise max_tokens_per_doc, or omit it.",
         )
-    if given.rank_fields not in (None, ["text"]):
+    if body.rank_fields not in (None, ["text"]):
         _refuse("/rank_fields", "Only the text of a document is ranked. Omit rank_fields.")
-    documents = [one if isinstance(one, str) else one.text for one in given.documents]
+    documents = [document if isinstance(document, str) else document.text for document in body.documents]
     chosen = [i for i, text in enumerate(documents) if text.strip()]
     if not chosen:
         raise empty_input("/documents/0")
     texts = [documents[i] for i in chosen]
-    if given.truncate == "START":
+    if body.truncate == "START":
         _refuse("/truncate", "Documents can only be truncated at their end. Set truncate to END, or omit it.")
     parameters: dict[str, Any] = {
-        "return_documents": given.return_documents,
-        "truncation": given.truncate != "NONE",
+        "return_documents": body.return_documents,
+        "truncation": body.truncate != "NONE",
     }
-    if given.top_n is not None:
-        parameters["top_n"] = min(given.top_n, max(1, len(texts)))  # Cohere's clients may ask for more than there are
-    fields = {"inputs": {"query": given.query, "texts": texts}, "parameters": parameters}
+    if body.top_n is not None:
+        parameters["top_n"] = min(body.top_n, max(1, len(texts)))  # Cohere's clients may ask for more than there are
+    fields = {"inputs": {"query": body.query, "texts": texts}, "parameters": parameters}
     blank = sorted(set(range(len(documents))).difference(chosen))
     wording = WORDING._replace(place=partial(_place, chosen))
     return translation(pipeline, fields, partial(_render, pipeline, version, wording, chosen, blank), wording)
@@ -122,7 +122,9 @@ def _render(
     record: RequestRecord,
 ) -> TaskResponse:
     """Returns the response. The ranked texts are the `chosen` documents, and the `blank` ones are named."""
-    results = [{"index": chosen[one["index"]], "relevance_score": one["score"]} | _document(one) for one in ranked]
+    results = [
+        {"index": chosen[result["index"]], "relevance_score": result["score"]} | _document(result) for result in ranked
+    ]
     meta: dict[str, Any] = {"api_version": {"version": version}, "tokens": {"input_tokens": record.tokens}}
     warnings = []
     if blank:
@@ -148,8 +150,8 @@ def _named(places: Sequence[str]) -> str:
     return ", ".join(places[:MAX_NAMED]) + (", and others" if len(places) > MAX_NAMED else "")
 
 
-def _document(one: dict[str, Any]) -> dict[str, Any]:
-    return {"document": {"text": one["text"]}} if "text" in one else {}
+def _document(ranked: dict[str, Any]) -> dict[str, Any]:
+    return {"document": {"text": ranked["text"]}} if "text" in ranked else {}
 
 
 def render_error(error: SwiftletError, request_id: str) -> Response:

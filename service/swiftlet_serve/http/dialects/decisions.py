@@ -160,20 +160,20 @@ class SystemOneResponse(BaseModel):
 
 def decide(runtime: Runtime, request: Request) -> Translation:
     """Translates a decisions request of OpenAI."""
-    given = bodies.parse(DecisionsRequest, request.body)
-    pipeline = runtime.catalog.find(given.model, request.version)
-    text = given.input if isinstance(given.input, str) else _conversation(given.input)
-    questions = [_question(one, f"/questions/{i}") for i, one in enumerate(given.questions)]
-    return _translation(pipeline, text, questions, "/input", given, partial(_decisions, given.questions))
+    body = bodies.parse(DecisionsRequest, request.body)
+    pipeline = runtime.catalog.find(body.model, request.version)
+    text = body.input if isinstance(body.input, str) else _conversation(body.input)
+    questions = [_question(question, f"/questions/{i}") for i, question in enumerate(body.questions)]
+    return _translation(pipeline, text, questions, "/input", body, partial(_decisions, body.questions))
 
 
 def decide_system_one(runtime: Runtime, request: Request) -> Translation:
     """Translates a System One request."""
-    given = bodies.parse(SystemOneRequest, request.body)
-    pipeline = runtime.catalog.find(given.model, request.version)
-    text = given.state if isinstance(given.state, str) else json.dumps(given.state, ensure_ascii=False)
-    questions = [_criteria(one, f"/questions/{i}") for i, one in enumerate(given.questions.values())]
-    return _translation(pipeline, text, questions, "/state", given, partial(_answers, given.questions))
+    body = bodies.parse(SystemOneRequest, request.body)
+    pipeline = runtime.catalog.find(body.model, request.version)
+    text = body.state if isinstance(body.state, str) else json.dumps(body.state, ensure_ascii=False)
+    questions = [_criteria(question, f"/questions/{i}") for i, question in enumerate(body.questions.values())]
+    return _translation(pipeline, text, questions, "/state", body, partial(_answers, body.questions))
 
 
 def _translation(
@@ -181,10 +181,10 @@ def _translation(
     text: str,
     questions: Sequence[Question],
     at: str,
-    given: DecisionsRequest | SystemOneRequest,
+    body: DecisionsRequest | SystemOneRequest,
     respond: Callable[[Sequence[Distribution], RequestRecord], Mapping[str, Any]],
 ) -> Translation:
-    inquiry: Inquiry = ask(pipeline, text, questions, at, truncate=given.truncation)
+    inquiry: Inquiry = ask(pipeline, text, questions, at, truncate=body.truncation)
 
     def render(answer: Any, record: RequestRecord) -> TaskResponse:
         return TaskResponse.of({"model": pipeline.model.manifest.name, **respond(inquiry.read(answer), record)})
@@ -212,28 +212,28 @@ def _text(content: Texts, pointer: str) -> str:
     return "\n".join(part.text for part in content if part.text is not None)
 
 
-def _question(given: Predicate | ChoiceQuestion | ScoreQuestion, pointer: str) -> Question:
+def _question(question: Predicate | ChoiceQuestion | ScoreQuestion, pointer: str) -> Question:
     """Raises Unprocessable if two options have the same value."""
-    instructions = _text(given.instructions, f"{pointer}/instructions")
-    match given:
+    instructions = _text(question.instructions, f"{pointer}/instructions")
+    match question:
         case Predicate():
             return Question("predicate", pointer, instructions)
         case ChoiceQuestion():
-            if len({(type(one.value), one.value) for one in given.choices}) < len(given.choices):
+            if len({(type(choice.value), choice.value) for choice in question.choices}) < len(question.choices):
                 _refuse(
                     f"{pointer}/choices",
                     "duplicate",
                     "Two choices of a question have the same value. Give each its own.",
                 )
             options = [
-                Option(_name(one.value), one.description or _name(one.value), f"{pointer}/choices/{i}")
-                for i, one in enumerate(given.choices)
+                Option(_name(choice.value), choice.description or _name(choice.value), f"{pointer}/choices/{i}")
+                for i, choice in enumerate(question.choices)
             ]
             return Question("choice", pointer, instructions, tuple(options))
         case ScoreQuestion():
             levels = [
-                Option(one.label, one.description or one.label, f"{pointer}/levels/{i}")
-                for i, one in enumerate(given.levels)
+                Option(level.label, level.description or level.label, f"{pointer}/levels/{i}")
+                for i, level in enumerate(question.levels)
             ]
             return Question("score", pointer, instructions, tuple(levels))
 
@@ -242,21 +242,21 @@ def _name(value: Value) -> str:
     return value if isinstance(value, str) else ("yes" if value else "no")
 
 
-def _criteria(given: Noul | Options | Levels, pointer: str) -> Question:
-    match given:
+def _criteria(question: Noul | Options | Levels, pointer: str) -> Question:
+    match question:
         case Noul(criteria=criteria):
             at = f"{pointer}/criteria"
             named = criteria and (("true", criteria.true), ("false", criteria.false))
             options = tuple(Option(name, text, f"{at}/{name}") for name, text in named or ())
-            return Question("predicate", pointer, given.instructions, options)
+            return Question("predicate", pointer, question.instructions, options)
         case Options():
-            choices = enumerate(given.criteria.items())
+            choices = enumerate(question.criteria.items())
             options = tuple(Option(value, text or value, f"{pointer}/criteria/{i}") for i, (value, text) in choices)
-            return Question("choice", pointer, given.instructions, options)
+            return Question("choice", pointer, question.instructions, options)
         case Levels():
-            levels = enumerate(given.criteria)
-            options = tuple(Option(one, one, f"{pointer}/criteria/{i}") for i, one in levels)
-            return Question("score", pointer, given.instructions, options)
+            levels = enumerate(question.criteria)
+            options = tuple(Option(label, label, f"{pointer}/criteria/{i}") for i, label in levels)
+            return Question("score", pointer, question.instructions, options)
 
 
 def _refuse(pointer: str, code: str, detail: str) -> None:
@@ -268,7 +268,9 @@ def _decisions(
     distributions: Sequence[Distribution],
     record: RequestRecord,
 ) -> dict[str, Any]:
-    answers = [_decision(one, each) for one, each in zip(questions, distributions, strict=True)]
+    answers = [
+        _decision(question, distribution) for question, distribution in zip(questions, distributions, strict=True)
+    ]
     usage = {
         "input_tokens": record.tokens,
         "input_tokens_details": {"cache_write_tokens": 0, "cached_tokens": 0},
@@ -286,14 +288,14 @@ def _decision(question: Predicate | ChoiceQuestion | ScoreQuestion, probabilitie
             return answer | {"probability": probabilities[0]}
         case ChoiceQuestion():
             options = [
-                {"value": one.value, "probability": each}
-                for one, each in zip(question.choices, probabilities, strict=True)
+                {"value": choice.value, "probability": probability}
+                for choice, probability in zip(question.choices, probabilities, strict=True)
             ]
             answer |= {"choice": question.choices[_best(probabilities)].value}
         case ScoreQuestion():
             options = [
-                {"label": one.label, "value": i, "probability": each}
-                for i, (one, each) in enumerate(zip(question.levels, probabilities, strict=True))
+                {"label": level.label, "value": i, "probability": probability}
+                for i, (level, probability) in enumerate(zip(question.levels, probabilities, strict=True))
             ]
             answer |= {"score": _mean(probabilities)}
     return answer | {"confidence": confidence(probabilities), "probabilities": options}
@@ -302,7 +304,10 @@ def _decision(question: Predicate | ChoiceQuestion | ScoreQuestion, probabilitie
 def _answers(
     questions: Mapping[str, Noul | Options | Levels], distributions: Sequence[Distribution], record: RequestRecord
 ) -> dict[str, Any]:
-    answers = {name: _answer(one, each) for (name, one), each in zip(questions.items(), distributions, strict=True)}
+    answers = {
+        name: _answer(question, distribution)
+        for (name, question), distribution in zip(questions.items(), distributions, strict=True)
+    }
     return {"answers": answers, "usage": {"input_tokens": record.tokens, "output_tokens": 0}}
 
 
@@ -312,13 +317,13 @@ def _answer(question: Noul | Options | Levels, probabilities: Distribution) -> d
             return {"type": "noul", "noul": probabilities[0]}
         case Options():
             values = list(question.criteria)
-            found: dict[str, Any] = {"type": "choice", "choice": values[_best(probabilities)]}
+            answer: dict[str, Any] = {"type": "choice", "choice": values[_best(probabilities)]}
         case Levels():
             values = [str(i) for i in range(len(question.criteria))]
             legend = dict(zip(values, question.criteria, strict=True))
-            found = {"type": "score", "score": _mean(probabilities), "legend": legend}
+            answer = {"type": "score", "score": _mean(probabilities), "legend": legend}
     probabilities_by_value = dict(zip(values, probabilities, strict=True))
-    return found | {"probabilities": probabilities_by_value, "confidence": confidence(probabilities)}
+    return answer | {"probabilities": probabilities_by_value, "confidence": confidence(probabilities)}
 
 
 def _best(probabilities: Distribution) -> int:
@@ -327,7 +332,7 @@ def _best(probabilities: Distribution) -> int:
 
 def _mean(probabilities: Distribution) -> float:
     """Returns the expected level."""
-    return sum(i * each for i, each in enumerate(probabilities))
+    return sum(i * probability for i, probability in enumerate(probabilities))
 
 
 render_error = openai_format.render_error

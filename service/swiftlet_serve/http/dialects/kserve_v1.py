@@ -39,15 +39,15 @@ class PredictResponse(BaseModel):
 def predict(runtime: Runtime, request: Request) -> Translation:
     """Translates a prediction request."""
     pipeline = runtime.catalog.find(request.parameters["model"], request.version)
-    task, given = pipeline.model.task, bodies.parse(PredictRequest, request.body)
-    only = len(given.instances) == 1
-    fields: dict[str, Any] = {"inputs": given.instances[0] if only else given.instances}
+    task, body = pipeline.model.task, bodies.parse(PredictRequest, request.body)
+    only = len(body.instances) == 1
+    fields: dict[str, Any] = {"inputs": body.instances[0] if only else body.instances}
     wording = Wording(renamed({"/inputs": "/instances/0" if only else "/instances"}), tensor_inference.TRUNCATION)
 
     def render(answer: Any, _: RequestRecord) -> TaskResponse:
         return TaskResponse(b'{"predictions":%b}' % dump([task.single(answer)] if only else answer))
 
-    parameters = {"parameters": given.parameters} if given.parameters else {}
+    parameters = {"parameters": body.parameters} if body.parameters else {}
     return translation(pipeline, fields | parameters, render, wording)
 
 

@@ -113,17 +113,17 @@ def _tensors(inputs: Sequence[InferInput], tail: memoryview) -> Iterator[Tensor]
         InvalidRequest: the binary data is shorter or longer than the inputs declare.
         Unprocessable: a tensor is invalid.
     """
-    for i, one in enumerate(inputs):
-        pointer, size = f"/inputs/{i}", one.parameters.get("binary_data_size")
-        if one.data is not None:
-            yield tensors.from_json(one.name, one.datatype, one.shape, one.data, pointer)
+    for i, tensor in enumerate(inputs):
+        pointer, size = f"/inputs/{i}", tensor.parameters.get("binary_data_size")
+        if tensor.data is not None:
+            yield tensors.from_json(tensor.name, tensor.datatype, tensor.shape, tensor.data, pointer)
             continue
         if type(size) is not int or not 0 <= size <= len(tail):
             raise InvalidRequest(
                 "bad_framing",
                 "An input has neither data nor as much binary data as it declares. Correct binary_data_size.",
             )
-        yield tensors.from_bytes(one.name, one.datatype, one.shape, tail[:size], pointer)
+        yield tensors.from_bytes(tensor.name, tensor.datatype, tensor.shape, tail[:size], pointer)
         tail = tail[size:]
     if len(tail):
         raise InvalidRequest(
@@ -136,19 +136,19 @@ def _tensors(inputs: Sequence[InferInput], tail: memoryview) -> Iterator[Tensor]
 
 def _respond(pipeline: Pipeline, request: InferRequest, outputs: Sequence[Tensor]) -> TaskResponse:
     manifest = pipeline.model.manifest
-    wanted = {one.name: one.parameters.get("binary_data") for one in request.outputs or ()}
+    wanted = {output.name: output.parameters.get("binary_data") for output in request.outputs or ()}
     by_default = request.parameters.get("binary_data_output") is True
     described, packed = [], []
     for tensor in outputs:
-        one: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+        description: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
         binary = wanted.get(tensor.name)
         if by_default if binary is None else binary is True:
             packed.append(tensors.to_bytes(tensor))
-            one["parameters"] = {"binary_data_size": len(packed[-1])}
+            description["parameters"] = {"binary_data_size": len(packed[-1])}
         if tensor.name == tensor_inference.OUTPUT:
-            one.setdefault("parameters", {}).update(tensor_inference.OUTPUT_PARAMETERS)
-        data = b"" if "binary_data_size" in one.get("parameters", {}) else b',"data":%b' % _dump(tensor.values)
-        described.append(to_json(one)[:-1] + data + b"}")
+            description.setdefault("parameters", {}).update(tensor_inference.OUTPUT_PARAMETERS)
+        data = b"" if "binary_data_size" in description.get("parameters", {}) else b',"data":%b' % _dump(tensor.values)
+        described.append(to_json(description)[:-1] + data + b"}")
     body = {"model_name": manifest.name, "model_version": pipeline.version_name}
     start = to_json(body if request.id is None else body | {"id": request.id})[:-1]
     head = b'%b,"outputs":[%b]}' % (start, b",".join(described))

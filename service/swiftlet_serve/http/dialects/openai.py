@@ -58,15 +58,15 @@ class EmbeddingsResponse(BaseModel):
 
 def embeddings(runtime: Runtime, request: Request) -> Translation:
     """Translates an embeddings request."""
-    given = bodies.parse(EmbeddingsRequest, request.body)
-    pipeline = runtime.catalog.pipeline("embed", given.model, request.version)
+    body = bodies.parse(EmbeddingsRequest, request.body)
+    pipeline = runtime.catalog.pipeline("embed", body.model, request.version)
     parameters = {
-        "encoding_format": given.encoding_format,
-        "dimensions": given.dimensions,
-        "truncation": given.truncates(pipeline.model.manifest.max_tokens, default=False),
+        "encoding_format": body.encoding_format,
+        "dimensions": body.dimensions,
+        "truncation": body.truncates(pipeline.model.manifest.max_tokens, default=False),
     }
-    fields = {"inputs": given.input, "parameters": parameters}
-    model = TokenIdsRequest if has_ids(given.input) else pipeline.model.task.Request
+    fields = {"inputs": body.input, "parameters": parameters}
+    model = TokenIdsRequest if has_ids(body.input) else pipeline.model.task.Request
     return translation(pipeline, fields, partial(_render, pipeline), WORDING, model=model)
 
 

@@ -52,10 +52,10 @@ class ClassifyResponse(BaseModel):
 
 def classify(runtime: Runtime, request: Request) -> Translation:
     """Translates a classification request."""
-    given = bodies.parse(ClassifyRequest, request.body)
-    pipeline = runtime.catalog.pipeline("classify", given.model, request.version)
-    truncates = given.truncates(pipeline.model.manifest.max_tokens, default=True)
-    fields = {"inputs": given.input, "parameters": {"truncation": truncates}}
+    body = bodies.parse(ClassifyRequest, request.body)
+    pipeline = runtime.catalog.pipeline("classify", body.model, request.version)
+    truncates = body.truncates(pipeline.model.manifest.max_tokens, default=True)
+    fields = {"inputs": body.input, "parameters": {"truncation": truncates}}
     return translation(pipeline, fields, partial(_render, pipeline), WORDING)
 
 
@@ -74,7 +74,7 @@ def _render(pipeline: Pipeline, answer: Any, record: RequestRecord) -> TaskRespo
 
 
 def _classification(index: int, ranked: list[dict[str, Any]], labels: tuple[str, ...]) -> dict[str, Any]:
-    scores = {one["label"]: one["score"] for one in ranked}
+    scores = {entry["label"]: entry["score"] for entry in ranked}
     probabilities = [scores[label] for label in labels]
     return {"index": index, "label": ranked[0]["label"], "probs": probabilities, "num_classes": len(labels)}
 

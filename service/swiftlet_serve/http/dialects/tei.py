@@ -117,17 +117,17 @@ class SimilarityRequest(ForeignBody):
 
 def predict(runtime: Runtime, request: Request) -> Translation:
     """Translates a prediction request."""
-    pipeline, given = _default(runtime, request, "classify"), bodies.parse(PredictRequest, request.body)
-    _check_direction(given.truncation_direction)
-    inputs = given.inputs
+    pipeline, body = _default(runtime, request, "classify"), bodies.parse(PredictRequest, request.body)
+    _check_direction(body.truncation_direction)
+    inputs = body.inputs
     is_batch = bool(inputs) and isinstance(inputs[0], list)
-    texts = [_text(one, f"/inputs/{i}") for i, one in enumerate(inputs)] if is_batch else _text(inputs, "/inputs")
+    texts = [_text(item, f"/inputs/{i}") for i, item in enumerate(inputs)] if is_batch else _text(inputs, "/inputs")
     fields = {
         "inputs": texts,
         "parameters": {
             # TEI fails for a long text unless it is started with --auto-truncate.
-            "truncation": bool(given.truncate),
-            "function_to_apply": "none" if given.raw_scores else None,
+            "truncation": bool(body.truncate),
+            "function_to_apply": "none" if body.raw_scores else None,
         },
     }
 
@@ -139,13 +139,13 @@ def predict(runtime: Runtime, request: Request) -> Translation:
 
 def embed(runtime: Runtime, request: Request) -> Translation:
     """Translates an embedding request."""
-    pipeline, given = _default(runtime, request, "embed"), bodies.parse(EmbedRequest, request.body)
-    _check_direction(given.truncation_direction)
-    parameters = given.model_dump(
+    pipeline, body = _default(runtime, request, "embed"), bodies.parse(EmbedRequest, request.body)
+    _check_direction(body.truncation_direction)
+    parameters = body.model_dump(
         include={"normalize", "prompt_name", "dimensions", "encoding_format"}, exclude_none=True
     )
-    fields = {"inputs": given.inputs, "parameters": parameters | {"truncation": bool(given.truncate)}}
-    if not has_ids(given.inputs):
+    fields = {"inputs": body.inputs, "parameters": parameters | {"truncation": bool(body.truncate)}}
+    if not has_ids(body.inputs):
         return translation(pipeline, fields, TaskResponse.of, Wording(RENAMED, TRUNCATION))
     ids = fields | {"whole": True}  # TEI adds no special tokens to ids
     return translation(pipeline, ids, TaskResponse.of, Wording(RENAMED, TRUNCATION), model=TokenIdsRequest)
@@ -153,14 +153,14 @@ def embed(runtime: Runtime, request: Request) -> Translation:
 
 def rerank(runtime: Runtime, request: Request) -> Translation:
     """Translates a ranking request."""
-    pipeline, given = _default(runtime, request, "rerank"), bodies.parse(RerankRequest, request.body)
-    _check_direction(given.truncation_direction)
+    pipeline, body = _default(runtime, request, "rerank"), bodies.parse(RerankRequest, request.body)
+    _check_direction(body.truncation_direction)
     fields = {
-        "inputs": {"query": given.query, "texts": given.texts},
+        "inputs": {"query": body.query, "texts": body.texts},
         "parameters": {
-            "truncation": bool(given.truncate),
-            "raw_scores": given.raw_scores,
-            "return_documents": given.return_text,
+            "truncation": bool(body.truncate),
+            "raw_scores": body.raw_scores,
+            "return_documents": body.return_text,
         },
     }
     return translation(pipeline, fields, TaskResponse.of, Wording(RENAMED_RANK, TRUNCATION))
@@ -168,20 +168,20 @@ def rerank(runtime: Runtime, request: Request) -> Translation:
 
 def similarity(runtime: Runtime, request: Request) -> Translation:
     """Translates a similarity request: the cosines of a sentence's vector with those of others."""
-    pipeline, given = _default(runtime, request, "embed"), bodies.parse(SimilarityRequest, request.body)
-    _check_direction(given.parameters.truncation_direction, "/parameters")
+    pipeline, body = _default(runtime, request, "embed"), bodies.parse(SimilarityRequest, request.body)
+    _check_direction(body.parameters.truncation_direction, "/parameters")
     fields = {
-        "inputs": [given.inputs.source_sentence, *given.inputs.sentences],
+        "inputs": [body.inputs.source_sentence, *body.inputs.sentences],
         "parameters": {
             "normalize": True,
-            "truncation": given.parameters.truncate,
-            "prompt_name": given.parameters.prompt_name,
+            "truncation": body.parameters.truncate,
+            "prompt_name": body.parameters.prompt_name,
         },
     }
 
     def render(vectors: Any, _: RequestRecord) -> TaskResponse:
         source, *others = np.array(vectors)
-        return TaskResponse.of([float(source @ other) for other in others])
+        return TaskResponse.of([float(source @ vector) for vector in others])
 
     return translation(pipeline, fields, render, Wording(_of_sentence, TRUNCATION))
 
@@ -208,17 +208,17 @@ def _of_sentence(pointer: str) -> str:
     return {"/inputs": "/inputs/sentences", "/parameters/truncation": "/parameters/truncate"}.get(pointer, pointer)
 
 
-def _text(one: Any, pointer: str) -> Any:
+def _text(item: Any, pointer: str) -> Any:
     """Returns a text or a pair of texts in our form.
 
     Raises:
         Unprocessable: there are no texts, or more than two.
     """
-    if isinstance(one, str):
-        return one
-    if len(one) not in (1, 2):
+    if isinstance(item, str):
+        return item
+    if len(item) not in (1, 2):
         _refuse(pointer, "wrong_length", "An input is neither a text nor a pair of texts. Send one or two texts.")
-    return {"text": one[0], "text_pair": one[1]} if len(one) == 2 else one[0]
+    return {"text": item[0], "text_pair": item[1]} if len(item) == 2 else item[0]
 
 
 def render_error(error: SwiftletError, _: str) -> Response:

@@ -80,7 +80,7 @@ def _invalid(model: type[BaseModel], error: ValidationError) -> InvalidRequest |
     if errors[0]["type"] == "json_invalid":  # the only error then
         return InvalidRequest("invalid_json", "The body is not valid JSON. Check its syntax.")
     names = _field_names(model)
-    field_errors = _relevant(list(dict.fromkeys(_field_error(one, names) for one in errors)))
+    field_errors = _relevant(list(dict.fromkeys(_field_error(error, names) for error in errors)))
     if errors[0]["type"] == "extra_forbidden" and (nearest := _nearest(str(errors[0]["loc"][-1]), names)):
         field_errors[0] = replace(field_errors[0], nearest=nearest)
         detail = f"The body has a field that is not allowed. Did you mean {nearest}?"
@@ -96,9 +96,9 @@ def _relevant(errors: Sequence[FieldError]) -> list[FieldError]:
 
     def is_chosen(error: FieldError) -> bool:
         return not error.code.endswith("_type") or not any(
-            (one.pointer == error.pointer and not one.code.endswith("_type"))
-            or one.pointer.startswith(f"{error.pointer}/")
-            for one in errors
+            (cause.pointer == error.pointer and not cause.code.endswith("_type"))
+            or cause.pointer.startswith(f"{error.pointer}/")
+            for cause in errors
         )
 
     return [error for error in errors if is_chosen(error)]

@@ -185,7 +185,7 @@ def dump(answer: object) -> bytes:
     """Returns an answer as JSON. The answers to many inputs are written one by one: other threads wait meanwhile."""
     if not isinstance(answer, list) or len(answer) <= MAX_INLINE_SEQUENCES:
         return to_json(answer)
-    return b"[%b]" % b",".join([to_json(one) for one in answer])
+    return b"[%b]" % b",".join([to_json(item) for item in answer])
 
 
 def _compute_headers(record: RequestRecord, engine: str) -> list[tuple[bytes, bytes]]:
@@ -214,7 +214,9 @@ def _compute_headers(record: RequestRecord, engine: str) -> list[tuple[bytes, by
 def _server_timing(ms: Mapping[Stage, float], batch_size: int) -> str:
     """Returns the Server-Timing header. The description of the batch holds its size, as a metric cannot hold counts."""
     size = f';desc="sequences={batch_size}"'
-    return ", ".join([f"{stage};dur={each:.2f}{size if stage == 'batch' else ''}" for stage, each in ms.items()])
+    return ", ".join(
+        [f"{stage};dur={duration:.2f}{size if stage == 'batch' else ''}" for stage, duration in ms.items()]
+    )
 
 
 def _check_response_size(size: int, max_bytes: int) -> None:

@@ -83,8 +83,12 @@ def describe(pipeline: Pipeline, default: bool, runtime: str, versions: Sequence
         card=pipeline.model.artifact.public_card(),
         versions=[
             VersionInfo(
-                version=one.version, state=one.state, reason=one.reason, aliases=list(one.aliases), share=one.share
+                version=version.version,
+                state=version.state,
+                reason=version.reason,
+                aliases=list(version.aliases),
+                share=version.share,
             )
-            for one in versions
+            for version in versions
         ],
     ).model_dump()

@@ -79,9 +79,14 @@ class RepositoryControl:
         versions = (await self._run(_call(self._manager.state))).versions
         return JSONResponse(
             [
-                {"name": one.model, "version": str(one.version), "state": STATES[one.state], "reason": one.reason}
-                for one in versions
-                if one.state == "ready" or not asked.ready
+                {
+                    "name": version.model,
+                    "version": str(version.version),
+                    "state": STATES[version.state],
+                    "reason": version.reason,
+                }
+                for version in versions
+                if version.state == "ready" or not asked.ready
             ]
         )
 

@@ -90,9 +90,9 @@ class ApiKeys:
             log.warning("Every user of this machine can read the API key file %s.", path)
         return cls(lines)
 
-    def replace(self, other: ApiKeys) -> None:
+    def replace(self, keys: ApiKeys) -> None:
         """Takes the keys of another file in the place of these."""
-        self.entries = other.entries
+        self.entries = keys.entries
 
     def owner(self, key: str) -> str | None:
         """Returns the owner of a key; None for an unknown key. Takes the same time for all keys of one length."""

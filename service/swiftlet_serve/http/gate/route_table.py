@@ -51,8 +51,8 @@ class RouteTable:
         by_method, parameters = self._exact.get(path), NO_PARAMETERS
         if by_method is None:
             for pattern, candidate in self._patterns.get(_first_part(path), ()):
-                if (found := pattern.match(path)) is not None:
-                    by_method, parameters = candidate, found.groupdict()
+                if (match := pattern.match(path)) is not None:
+                    by_method, parameters = candidate, match.groupdict()
                     break
             else:
                 return None

@@ -65,7 +65,7 @@ class File:
 
 def _matches(condition: str, etag: str) -> bool:
     """Returns whether an If-None-Match header has a tag, by RFC 9110's weak comparison. Our tags have no comma."""
-    known = {each.strip().removeprefix("W/") for each in condition.split(",")}
+    known = {tag.strip().removeprefix("W/") for tag in condition.split(",")}
     return etag in known or "*" in known
 
 
