@@ -37,7 +37,7 @@ class Operation(NamedTuple):
     json_only: bool = True
     """Whether bodies must be declared as JSON."""
     fields: frozenset[str] = frozenset()
-    """If the path is that of a task, too: the fields that only bodies of this dialect have."""
+    """The fields that only bodies of this dialect have, if a task has the same path."""
 
 
 class Page(NamedTuple):

@@ -86,7 +86,7 @@ def served_models(runtime: Runtime) -> Route:
 def playground_files(tasks: Sequence[str]) -> Iterator[Route]:
     """Returns the routes of the playground's files.
 
-    Clients that are given the server's own address post to the page. Their error names the routes of `tasks`.
+    Clients that are given the server's address post to the page. Their error names the routes of `tasks`.
     """
     paths = ", ".join(f"/{task}" for task in tasks)
     advice = f"A request goes to the route of its task, and not to the server's own address. Use {paths}."
