@@ -47,7 +47,7 @@ async def test_keys_are_read_anew_and_a_bad_file_changes_nothing(artifact_dir, t
         call = Client(str(server.grpc_address))
         seen = [(await status(server, old), await status(server, new))]
         file.write_text(f"{new_line}\n")
-        await reload(server, "The API keys were read anew")
+        await reload(server, "The API keys were reloaded")
         seen.append((await status(server, old), await status(server, new)))
         await call.call("ModelInfer", FINE, x_api_key=new)
         for bad in ("", "no hash"):
@@ -81,7 +81,7 @@ async def test_new_connections_use_the_new_certificate(artifact_dir, tmp_path):
         first = cert.read_text().strip()
         make_certificate(tmp_path)
         second = cert.read_text().strip()
-        await reload(server, "The certificate was read anew")
+        await reload(server, "The certificate was reloaded")
         seen.append({await asyncio.to_thread(served, one) for one in addresses})
         key.write_text("no key")
         await reload(server, "The certificate stays as it was")

@@ -1,7 +1,7 @@
 """The application for other ASGI servers: `uvicorn swiftlet_serve.asgi:app`.
 
-The settings come from the environment variables SWIFTLET_…, as for `swiftlet serve`. Settings of sockets and of the
-server's life have no effect: they are those of the other server.
+The settings come from the environment variables SWIFTLET_…, as for `swiftlet serve`. Settings of sockets and of
+the server's life have no effect: the other server has its own.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def _create_grpc_port(
     """
     if runtime.settings.grpc_port is None:
         return None
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would log lines in a form of its own
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would log lines in another form
     try:
         from swiftlet_serve.grpc.port import GrpcPort
     except ModuleNotFoundError as error:
@@ -165,7 +165,7 @@ def _exit(logs: QueuedLogHandler) -> None:
 
 
 class PublicPort(Protocol):
-    """The public port: that of this process, or those of its fronts."""
+    """The public port, served by this process or by its fronts."""
 
     @property
     def url(self) -> str: ...

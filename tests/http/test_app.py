@@ -213,3 +213,26 @@ async def test_scrapes_of_clients_that_have_gone_give_up_their_turn():
         Response,
     ]
     assert answered == [0, 3]
+
+
+async def test_scrape_whose_client_has_gone_keeps_its_turn_until_its_work_ends():
+    """A thread goes on with the work, and no second one must start beside it."""
+    running, most, release = 0, 0, asyncio.Event()
+
+    @paced
+    async def respond(_: Any) -> Response:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await release.wait()
+        running -= 1
+        return Response()
+
+    scrapes = [asyncio.ensure_future(respond(None)) for _ in range(3)]
+    for act in (lambda: None, scrapes[0].cancel, release.set):
+        for _ in range(10):  # so that each task is where it waits
+            await asyncio.sleep(0)
+        act()
+    await asyncio.gather(*scrapes, return_exceptions=True)
+
+    assert most == 1

@@ -117,8 +117,8 @@ def test_arguments_become_the_options_of_the_deployment():
     ("args", "message"),
     [
         ({"prot": 80}, "Invalid argument prot: Extra inputs are not permitted."),
-        ({"port": 80}, "Ray Serve has its own setting in the place of port."),
-        ({"fronts": 2, "tls_cert": "x"}, "in the place of fronts, tls_cert."),
+        ({"port": 80}, "Ray Serve has its own setting for port."),
+        ({"fronts": 2, "tls_cert": "x"}, "own setting for fronts, tls_cert."),
         ({"cores": "many"}, "Invalid argument cores: "),
         ({"min_replicas": 0}, "Invalid argument min_replicas: "),
         ({"min_replicas": 3, "max_replicas": 2}, "max_replicas is less than min_replicas."),

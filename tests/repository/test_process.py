@@ -78,7 +78,7 @@ def test_sighup_changes_the_admin_keys(root, tmp_path):
     with serving(root, "--admin-keys-file", str(file)) as (process, port):
         assert process.stderr is not None
         seen = [statuses(port)]
-        for content, line in ((new_line, "admin keys were read anew"), ("", "admin keys stay as they were")):
+        for content, line in ((new_line, "admin keys were reloaded"), ("", "admin keys stay as they were")):
             file.write_text(content)
             process.send_signal(signal.SIGHUP)
             assert any(line in each for each in iter(process.stderr.readline, ""))

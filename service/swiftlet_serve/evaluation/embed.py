@@ -40,7 +40,7 @@ class Evaluator(evaluation.Evaluator):
         return [Grade({"spearman": part}, pair) for part, pair in zip(parts, vectors, strict=True)]
 
     def scores(self, cases: Sequence[Case], answers: Sequence[Any]) -> dict[str, Score]:
-        """Returns the correlation, whose interval is not that of a mean."""
+        """Returns the correlation, which has another interval than a mean."""
         return {"spearman": metrics.spearman(*_compared(cases, answers))}
 
     def agree(self, answer: Any, second: Any) -> float:

@@ -1,4 +1,4 @@
-"""The share of masked tokens of running text for which the best token is the original one."""
+"""The share of masked tokens of running text whose best prediction is the original token."""
 
 from __future__ import annotations
 

@@ -4,13 +4,13 @@
     client ─▶ front process 2 ─┼─ socket pairs ─▶ coordinator ─▶ dispatcher ─▶ executor
     client ─▶ front process 3 ─┘
 
-A front parses HTTP, checks API keys, and encodes and decodes texts: all that scales with processes. The coordinator is
-the process that was started. It decides and queues: what must be in one place.
+A front does the work that scales with processes: it parses HTTP, checks API keys, and encodes and decodes texts. The
+coordinator is the process that was started. It does the work that must be in one place: it decides and queues.
 
 `messages`, `channel`, `stats_messages`
-    What the two sides send each other, over one socket pair for each front.
+    The messages between the two sides, over one socket pair per front.
 `load_page`
-    The load of the coordinator in shared memory, by which a front refuses a request before it reads the body.
+    The load of the coordinator in shared memory. A front reads it to refuse a request before it reads the body.
 `coordinator`, `front_process`, `front_requests`
     The coordinator's side: supervises the fronts, and runs the requests of each.
 `remote_scheduling`, `front_runtime`, `front_main`

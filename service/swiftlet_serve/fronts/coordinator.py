@@ -1,7 +1,7 @@
-"""Starts the fronts, replaces those that are lost, and joins what they know: the public port of a server with fronts.
+"""The public port of a server with fronts: starts the fronts, replaces lost ones and merges their statistics.
 
 The kernel spreads new connections over the listening sockets of all fronts (SO_REUSEPORT). The coordinator holds these
-sockets too, so that a socket outlives its front. While a front is lost, the others accept its connections.
+sockets too: a socket outlives its front. While a front is lost, the others accept its connections.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ log = logging.getLogger(__name__)
 BACKLOG: Final = 2048  # of each listening socket
 START_TIMEOUT_S: Final = 300.0
 REPORT_TIMEOUT_S: Final = 1.0  # for a front to report; its last report counts after that
-PUBLISH_S: Final = 0.1  # between two looks at the load of an idle server
-LEAST_PUBLISH_S: Final = 0.001  # between two looks at the load of a busy server
-LOOK_S: Final = 0.05  # between two looks for the clients with the most work
-STABLE_S: Final = 10.0  # a front that ran for so long starts again without a delay
-# A front that sends nothing for so long is stopped or blocked, although each reports every second. One whose event loop
-# alone is blocked ends itself before, and logs where.
+PUBLISH_S: Final = 0.1  # between two checks of the load of an idle server
+LEAST_PUBLISH_S: Final = 0.001  # between two checks of the load of a busy server
+LOOK_S: Final = 0.05  # between two searches for the clients with the most work
+STABLE_S: Final = 10.0  # a front that ran for this time starts again without a delay
+# Each front reports every second. A front that sends nothing for this time is stopped or blocked. If only its event
+# loop is blocked, the front exits earlier and logs where.
 MAX_SILENCE_S: Final = 7.0
 
 

@@ -27,7 +27,7 @@ class FrontProcess(ChildProcess):
     """A front process. Its life: spawned, connected, ready, and in the end lost or closed."""
 
     def __init__(self, config: FrontConfig, end: socket.socket, module: str = MODULE) -> None:
-        """Spawns the process. The descriptors of its configuration stay open here, but for that of its channel.
+        """Spawns the process. Only the descriptor of its channel is closed here.
 
         Args:
             config: the configuration.

@@ -56,7 +56,7 @@ class FrontRuntime(Runtime):
 
         Args:
             settings: the settings of the server.
-            served: the models, in the order of the coordinator's.
+            served: the models, in the order of the coordinator's numbers.
             costs: the costs of their engines by their names, in the same order.
             load: reads the coordinator's load.
         """
@@ -69,7 +69,7 @@ class FrontRuntime(Runtime):
         )
         self._models = list(costs)
         self._load = load
-        self._recent = MAX_RECENT // settings.fronts  # answers in a report, so that those of all fronts are few
+        self._recent = MAX_RECENT // settings.fronts  # answers in a report: all fronts share the limit
         self._titles: dict[str, str] = {}  # of the engines by model
         self._snapshots: dict[int, asyncio.Future[Snapshot]] = {}  # that were asked for
         self._numbers = itertools.count(1)

@@ -1,8 +1,8 @@
 """The load of the coordinator, in a page of memory that the fronts read.
 
 The coordinator writes the page after each change, at the same cost for any number of fronts. A front can thus
-refuse a hopeless request before it reads the body. What it read may be late by some milliseconds, which does no harm:
-the decision that counts is the coordinator's.
+refuse a hopeless request before it reads the body. The load may be late by some milliseconds, which does no harm:
+the coordinator decides.
 
 The page holds the CRC-32 of the rest, because a front may read while the coordinator writes.
 """

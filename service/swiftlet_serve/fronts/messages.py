@@ -11,7 +11,7 @@ number of the request (uint64), which the front gives. The bodies:
     others    JSON, or nothing
 
 `types.codec` describes the B sequences and rows.
-Times are those of `time.monotonic()`, which all processes of a Linux machine share.
+Times are from `time.monotonic()`, which all processes of a Linux machine share.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def unpack_json(body: memoryview) -> Any:
     """Decodes a body in JSON.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the body is not JSON.
     """
     return from_json(bytes(body))
 

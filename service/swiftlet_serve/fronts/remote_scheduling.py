@@ -29,8 +29,8 @@ CHARGES: Final = 1 << 63  # from here on, numbers are of charges
 class RemoteRateLimiter(ClientRateLimiter):
     """Knows which clients the coordinator has refused, and until when.
 
-    The coordinator counts a request when it is submitted, or at its end if it never was. A client that was refused
-    is refused until the time in its Retry-After, in any front, so that its requests can be refused here.
+    The coordinator counts a request when it is submitted, or at its end if it was never submitted. After a refusal, any
+    front refuses the client until the time in its Retry-After.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class RemoteAdmission(AdmissionController):
         """Creates the admission of a front.
 
         Args:
-            costs: the costs of the models' engines, in the order in which the coordinator numbers the models.
+            costs: the costs of the models' engines, in the order of the coordinator's numbers.
             load: returns the coordinator's load.
             charge: counts a request that is never submitted for its client's rate limit; None without a limit.
             max_queued_tokens: limits the queues of the coordinator.

@@ -15,7 +15,7 @@ PLAIN: Final = ("cores", "ready", "restarts", "kernel_faults", "connections", "l
 
 
 class FrontReport(NamedTuple):
-    """What a front tells of itself."""
+    """The state of a front."""
 
     stats: RequestStats
     connections: int
@@ -23,7 +23,7 @@ class FrontReport(NamedTuple):
 
 
 def dump_report(report: FrontReport, recent: int) -> dict[str, Any]:
-    """Returns a report as values for JSON, with so many recent answers of each model."""
+    """Returns a report as values for JSON, with the last `recent` answers of each model."""
     return {
         "stats": dump_stats(report.stats, recent),
         "connections": report.connections,
@@ -35,7 +35,7 @@ def load_report(fields: Mapping[str, Any]) -> FrontReport:
     """Returns the report whose JSON object is `fields`.
 
     Raises:
-        KeyError, TypeError, ValueError: it is none.
+        KeyError, TypeError, ValueError: `fields` is not a report.
     """
     return FrontReport(load_stats(fields["stats"]), int(fields["connections"]), float(fields["loop_lag_s"]))
 
@@ -64,7 +64,7 @@ def load_snapshot(fields: Mapping[str, Any]) -> Snapshot:
 
 
 def dump_stats(stats: RequestStats, recent: int = MAX_RECENT) -> dict[str, Any]:
-    """Returns statistics as values for JSON, with so many recent answers of each model."""
+    """Returns statistics as values for JSON, with the last `recent` answers of each model."""
     return {
         "models": {name: _dump_model(model, recent) for name, model in stats.models.items()},
         "refused": stats.refused,
@@ -82,7 +82,7 @@ def load_stats(fields: Mapping[str, Any]) -> RequestStats:
     """Returns the statistics whose JSON object is `fields`.
 
     Raises:
-        KeyError, TypeError, ValueError: it is none.
+        KeyError, TypeError, ValueError: `fields` are not statistics.
     """
     stats = RequestStats({})
     stats.models = {str(name): _load_model(model) for name, model in fields["models"].items()}
@@ -121,7 +121,7 @@ def _load_model(fields: Mapping[str, Any]) -> ModelStats:
 
 
 def _dump(histogram: Histogram) -> list[Any]:
-    """Returns the sum, and the index and count of each bucket that has some: most have none."""
+    """Returns the sum, and the index and count of each bucket that is not empty: most are."""
     return [histogram.sum, [[index, count] for index, count in enumerate(histogram.counts) if count]]
 
 

@@ -46,7 +46,7 @@ METADATA: Final = frozenset(
         b"x-truncated",
     }
 )
-"""Headers of a response that become trailing metadata. Each costs 4 µs, so the times are not given twice."""
+"""Headers of a response that become trailing metadata. Each costs 4 µs. No header repeats the times."""
 
 
 def render_error(error: SwiftletError, _: str) -> Response:
@@ -87,7 +87,7 @@ class Caller:
 
 
 def _head(path: str, context: Context) -> Head:
-    """Returns the head of a call. gRPC is HTTP/2, so a call has all of its parts."""
+    """Returns the head of a call. gRPC is HTTP/2: a call has all parts of a head."""
     headers = [
         (name.encode(), value if isinstance(value, bytes) else value.encode("latin-1", "replace"))
         for name, value in context.invocation_metadata() or ()

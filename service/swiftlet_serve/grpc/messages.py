@@ -44,7 +44,7 @@ CONTENTS: Final[Mapping[str, str]] = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-"""The field that holds the values of a datatype. FP16 has none, so it is always packed."""
+"""The field that holds the values of a datatype. FP16 has no field and is always packed."""
 
 
 def parse(kind: type[MessageT], data: bytes | bytearray) -> MessageT:

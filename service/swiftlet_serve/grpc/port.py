@@ -45,7 +45,7 @@ class GrpcPort:
             runtime: the loaded models.
             keys: the API keys that all methods but health checks require; None requires none.
             observers: called with each finished request record, before the runtime's statistics.
-            certificate: that of the server; None serves without TLS.
+            certificate: the TLS certificate of the server; None serves without TLS.
         """
         self.address = ""
         """Host and port, once the port is open."""

@@ -43,7 +43,7 @@ CORS_ALLOWED: Final = (
 )
 CORS_EXPOSED: Final = ("Retry-After", "Server-Timing", *COMPUTE_HEADERS, "X-Model-Version", "X-Request-Id")
 NO_TELEMETRY: Final[Any] = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
-"""Disables FastAPI's telemetry, which would record paths, and so possibly users' texts. See `telemetry.tracing`."""
+"""Disables FastAPI's telemetry, which would record paths, and perhaps users' texts. See `telemetry.tracing`."""
 
 
 class Application(FastAPI):
@@ -78,7 +78,7 @@ def create_app(
     """Creates the public application.
 
     Our own server and gRPC call its `gate`. Any other ASGI server runs the application, whose lifespan opens and closes
-    the runtime and the manager. A mounted application has no lifespan, so that its first request opens them.
+    the runtime and the manager. A mounted application has no lifespan: its first request opens them.
 
     Args:
         runtime: the loaded models.
@@ -113,7 +113,7 @@ def create_app(
 def create_admin_gate(runtime: Runtime, control: RepositoryControl | None = None, keys: ApiKeys | None = None) -> Gate:
     """Creates the gate of the admin port. It runs on another thread and only reads from the runtime.
 
-    `control` loads and unloads the models of a repository for the owners of `keys`, on the runtime's own event loop.
+    `control` loads and unloads the models of a repository for the owners of `keys`, on the runtime's event loop.
     """
     metrics = dataclasses.replace(pages.metrics(runtime), public=True)
     return Gate(runtime, [*pages.health(runtime), metrics, *([] if control is None else control.routes())], keys)

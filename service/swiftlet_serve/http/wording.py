@@ -23,7 +23,7 @@ TYPES: Final[Mapping[str, str]] = {
     "model_type": "an object",
     "model_attributes_type": "an object",
 }
-"""What a value must be, by the code of the error that it is of another type."""
+"""The expected type in words, by the code of the type error."""
 
 RULES: Final[Mapping[str, str]] = {
     "missing": "{place} is missing. Add it.",
@@ -35,18 +35,18 @@ RULES: Final[Mapping[str, str]] = {
     "less_than_equal": "{place} must be at most {limit}.",
     "literal_error": "{place} is none of the values that /openapi.json lists for it.",
 }
-"""What is wrong and what to do, by the code of the error."""
+"""The problem and its remedy in words, by the code of the error."""
 
 INDEX: Final = re.compile(r"/\d+(?:/|$)")
 
 
 class Wording(NamedTuple):
-    """How the clients of a protocol name the parts of our requests."""
+    """The names that the clients of a protocol use for the parts of our requests."""
 
     place: Callable[[str], str] = str
-    """Returns the JSON Pointer in the client's body to what a pointer in our request means."""
+    """Maps a JSON Pointer in our request to the pointer of the same value in the client's body."""
     truncation: str = TRUNCATION
-    """What a client can do about a text that is too long, beside shortening it."""
+    """The remedy for a text that is too long, beside shortening it."""
 
     def apply(self, error: SwiftletError) -> None:
         """Puts an error of our request in the client's terms."""

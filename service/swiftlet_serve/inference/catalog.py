@@ -24,7 +24,7 @@ RANDOM: Final = random.Random()  # noqa: S311  # spreads requests, and is not a 
 
 
 class VersionChoice(NamedTuple):
-    """What a request's head says about the version that should answer it."""
+    """The version that the head of a request asks for."""
 
     version: int | None = None  # that must answer; None if the request leaves it to the server
     key: str = ""  # requests with an equal key get the same version of a split; empty: a random one
@@ -58,11 +58,11 @@ class ServedVersions:
 
         Args:
             name: the name of the model.
-            suffix: the version or alias in the request's model, after the @; empty if there is none.
-            choice: the wishes in the request's head. The body's count first.
+            suffix: the version or alias after the @ in the request's model; empty without one.
+            choice: the version that the request's head asks for. The suffix takes precedence.
 
         Raises:
-            NotFound: there is no such version or alias.
+            NotFound: the version or alias does not exist.
         """
         if suffix:
             version = int(suffix) if NUMBER.fullmatch(suffix) else self.aliases.get(suffix)
@@ -80,7 +80,7 @@ class ServedVersions:
 def version_for_key(split: Sequence[tuple[int, float]], name: str, key: str) -> int:
     """Returns the version of a split that a key belongs to; a random one without a key.
 
-    The choice depends on the key, the name of the model and the split only, so that all servers choose alike.
+    The choice depends only on the key, the name of the model and the split: all servers choose alike.
     """
     total = sum(share for _, share in split)
     digest = blake2b(f"{name}\0{key}".encode(), digest_size=8).digest()
@@ -126,7 +126,7 @@ class Catalog:
         ]
         self._models = dict(models)
         self._first_names = {}
-        # Others hold these two dictionaries, so they stay the same objects.
+        # Other objects hold these two dictionaries, which therefore stay the same objects.
         self.pipelines.clear()
         self.tasks.clear()
         for task, name in answered:
@@ -137,7 +137,7 @@ class Catalog:
                 self.tasks.setdefault(task, pipeline.for_task(task))
 
     def pipeline(self, task: str, name: str | None, choice: VersionChoice = ANY) -> Pipeline:
-        """Returns the pipeline for a task and the name of a model. The task's own name means its first model, as None.
+        """Returns the pipeline for a task and the name of a model. The name of the task means its first model, as None.
 
         Raises:
             NotFound: no model of this name serves the task, or it has no such version.
@@ -156,7 +156,7 @@ class Catalog:
         """Returns the pipeline of a model, given its name, or its task to mean the task's first model.
 
         Raises:
-            NotFound: there is no such model, or no such version of it.
+            NotFound: the model or its version does not exist.
             ModelLoading: the version is not in memory.
         """
         if (served := self._find(name)) is not None:

@@ -39,7 +39,7 @@ class OpenModel:
 
     @property
     def task_names(self) -> Sequence[str]:
-        """The tasks that the model answers: that of its manifest first."""
+        """The tasks that the model answers. The task of its manifest comes first."""
         return tasks.answered_by(self.manifest.task)
 
     def for_task(self, name: str) -> Self:
@@ -90,11 +90,11 @@ def load_model(
         path: the artifact directory.
         engine_name: the name of the engine.
         tokenizers: as in `open_model`.
-        task: one of the tasks that the model answers. None: that of its manifest.
+        task: one of the tasks that the model answers. None: the task of its manifest.
 
     Raises:
         ArtifactError: the directory is not a valid artifact, or its answers differ from the golden ones.
-        SetupError: there is no such engine or task, or a package that it needs is not installed.
+        SetupError: the engine or task does not exist, or needs a package that is not installed.
     """
     started = time.monotonic()
     model = open_model(path, engine_name, tokenizers)
@@ -117,7 +117,7 @@ def open_model(path: Path, engine_name: str, tokenizers: MutableMapping[str, Tok
 
     Raises:
         ArtifactError: the directory is not a valid artifact.
-        SetupError: there is no such task.
+        SetupError: the task does not exist.
     """
     artifact = open_artifact(path)
     manifest, name = artifact.manifest, artifact.path.name

@@ -32,7 +32,7 @@ from swiftlet_serve.workers.thread_executor import ThreadExecutor
 ModelT = TypeVar("ModelT", bound=OpenModel)
 
 CALLS_OF_DEVICE: Final = 2  # at least: the ids of one are copied while the other one computes
-CLOSE_S: Final = 2.0  # all requests have ended before the runtime closes, so nothing waits for the calls that still run
+CLOSE_S: Final = 2.0  # requests have ended before the runtime closes: nothing waits for the calls that still run
 
 
 class Repository(Protocol):
@@ -95,7 +95,7 @@ class LocalRuntime(Runtime):
 
         Raises:
             ArtifactError, SetupError: the artifact cannot be served.
-            Unavailable: there is no engine, and none is starting.
+            Unavailable: no engine is ready or starting.
         """
         model = await asyncio.to_thread(open_model, path, self.settings.engine, self._tokenizers)
         key = f"{model.manifest.name}@{version}"

@@ -25,7 +25,7 @@ INPUT_ERRORS: Final = frozenset({"empty_input", "input_too_long", "no_mask", "to
 
 
 class Input(NamedTuple, Generic[RequestT, EncodingT]):
-    """One input, as a request of its own, with its sequences or the reason why it has none."""
+    """One input as a separate request, with its sequences or its error."""
 
     request: RequestT
     encodings: Sequence[EncodingT]
@@ -77,7 +77,7 @@ def truncated(task: Task[Any, Any], request: Any, inputs: Sequence[Input[Any, An
 
 
 def decode(task: Task[Any, Any], inputs: Sequence[Input[Any, Any]], outcomes: Sequence[Outcome]) -> object:
-    """Returns the response. `outcomes` has those of all inputs' sequences, in order.
+    """Returns the response. `outcomes` holds the outcomes of all inputs' sequences, in order.
 
     Raises:
         Internal: the engine failed on the only input.

@@ -171,7 +171,7 @@ class Pipeline:
 
     @property
     def version_name(self) -> str:
-        """The version that clients see: that of the model repository, or else that of the artifact."""
+        """The version that clients see: the model repository's, or the artifact's without a repository."""
         return self.model.manifest.version if self.version is None else str(self.version)
 
     async def wait_until_idle(self) -> None:
@@ -244,7 +244,7 @@ def _values(sequence: Encoding, outcome: Outcome) -> int:
 
 
 async def _row_or_error(row: Awaitable[Row]) -> Outcome:
-    """Returns the engine's error instead of raising it, so that the other inputs are still answered."""
+    """Returns the engine's error instead of raising it: the other inputs still get their answers."""
     try:
         return await row
     except Internal as error:

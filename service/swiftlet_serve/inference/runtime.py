@@ -1,4 +1,4 @@
-"""What the ports see of the service: its models as pipelines, its admission and its state."""
+"""The service as the ports see it: its models as pipelines, its admission and its state."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Runtime(ABC):
 
         Args:
             settings: the settings of the server.
-            served: the models of the settings.
+            served: the open models of the settings.
             stats: counts the requests.
             admission: admits the requests.
             rate_limiter: limits the requests of each client on all ports; None without a limit.
@@ -72,7 +72,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def _make_scheduler(self, name: str, key: str) -> Scheduler:
-        """Returns the scheduler of a model, or of a version of it, which has a key of its own."""
+        """Returns the scheduler of a model or of a version, which has a separate key."""
 
     @property
     @abstractmethod

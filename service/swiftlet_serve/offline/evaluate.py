@@ -125,9 +125,9 @@ def summary(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def record(model: OpenModel, data: Path, result: Evaluation, *, limit: int | None = None, skip: int = 0) -> Artifact:
-    """Adds a model's scores on a data file to the card of its artifact, beside those of its release.
+    """Adds a model's scores on a data file to the card of its artifact, beside the scores of its release.
 
-    They replace those of the same task on the same file. Scores of other precisions and engines stay.
+    They replace earlier scores of the same task on the same file. Scores of other precisions and engines stay.
 
     Raises:
         ArtifactError: the artifact is invalid.

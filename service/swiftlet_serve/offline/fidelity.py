@@ -43,7 +43,7 @@ class Fidelity:
 
 
 def fidelity(manifest: Manifest, exact: Outputs, rounded: Outputs) -> Fidelity:
-    """Compares the outputs of an fp32 network with those of another one for the same sequences.
+    """Compares the outputs of an fp32 network with the outputs of another one for the same sequences.
 
     Raises:
         ValueError: there are no sequences, or the arguments differ in length.

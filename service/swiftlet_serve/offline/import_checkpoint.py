@@ -44,9 +44,9 @@ def import_checkpoint(
     """Converts `source`, a directory or a hub id, and releases it as `out/name`.
 
     `pooling` makes an encoder of transformers an embedding model. A directory of sentence-transformers has its own.
-    `languages` are BCP 47 tags. Default: those of the checkpoint's model card. `accept_tokenizer` leaves out the check
-    of the tokenizer on built-in texts. `special_tokens` are those that texts may contain. `pair_separator` is a token
-    between the two texts of a pair, for a tokenizer that puts none there; empty: nothing.
+    `languages` are BCP 47 tags. Default: the tags of the checkpoint's model card. `accept_tokenizer` leaves out the
+    check of the tokenizer on built-in texts. Texts may contain `special_tokens`. `pair_separator` is a token between
+    the two texts of a pair, for a tokenizer that puts no token there; empty: nothing.
 
     Returns the artifact and the names of the ignored tensors.
 
@@ -175,7 +175,7 @@ def _check_pairs(tokenizer: Tokenizer, task: str, pair_separator: str | None, re
 
 
 def _check_reading(tokenizer: Tokenizer, directory: Path, task: str, head: str, config: Any, max_tokens: int) -> None:
-    """Refuses settings with which transformers gives other positions, or reads texts in another order.
+    """Refuses settings that make transformers number positions differently or read texts in another order.
 
     Raises:
         SetupError: a setting is not supported, or no text fits the limit.

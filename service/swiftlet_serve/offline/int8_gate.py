@@ -30,11 +30,11 @@ def judge(fp32: Evaluation | None, int8: Evaluation | None, kept: Fidelity, max_
     """Decides by the examples of a data file if they can tell, and else by the built-in texts.
 
     The examples refuse a loss above `max_loss` points that is not due to chance, and vectors whose mean cosine with
-    those of fp32 is too low. They accept int8 if the whole interval of its loss is at most `max_loss`.
+    the vectors of fp32 is too low. They accept int8 if the whole interval of its loss is at most `max_loss`.
 
     Args:
         fp32: the results of fp32. None: there is no data file.
-        int8: those of int8.
+        int8: the results of int8.
         kept: the fidelity of the answers to built-in texts.
         max_loss: points of the main score.
     """

@@ -1,6 +1,7 @@
 """The number of replicas that a deployment of Ray Serve needs, from the queues and engines of its replicas.
 
-Ray's own policy counts requests. A request may be one short text or a thousand long ones, so their count says little.
+Ray's default policy counts requests. A request may be one short text or a thousand long ones, so their count says
+little.
 
 Ray's controller unpickles this module, so it imports nothing but the standard library.
 """
@@ -14,7 +15,7 @@ from typing import Any, Final
 QUEUE_WAIT: Final = "queue_wait_s"
 UTILIZATION: Final = "utilization"
 """The names of the metrics that a replica records, each averaged by Ray over the look-back period: the time that a new
-request would wait, in seconds, and the share of time in which its engines' cores run batches."""
+request would wait, in seconds, and the share of time that its engines' cores run batches."""
 
 TOLERANCE: Final = 0.1  # a smaller difference from the target changes nothing, as in Kubernetes
 
@@ -45,7 +46,7 @@ def wanted_replicas(
 
     Args:
         waits: of each replica, the time that a new request would wait, in seconds.
-        utilizations: of each replica, the share of time in which its cores run batches.
+        utilizations: the share of time that the cores of each replica run batches.
         target_wait_s: the wait to keep.
         target_utilization: the utilisation to keep.
     """

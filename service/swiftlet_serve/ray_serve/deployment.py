@@ -1,8 +1,8 @@
 """An application of Ray Serve whose replicas are servers without their sockets.
 
 Ray's proxies speak HTTP with the clients and choose a replica. A replica has its own admission, queue and engines, as
-`swiftlet serve` has. Deadlines and overload are its business: Ray hands it every request at once, so none waits in a
-queue that knows no deadline.
+`swiftlet serve` has. It handles deadlines and overload: Ray hands it every request at once, and no request waits in a
+queue without deadlines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 DEPLOYMENT: Final = "swiftlet"
 UNLIMITED: Final = 1_000_000
-"""Requests that Ray may hand a replica at once. The replica's own admission refuses requests."""
+"""Requests that Ray may hand a replica at once. The admission of the replica refuses requests."""
 
 RAYS_OWN: Final = (
     "host",
@@ -71,7 +71,7 @@ class Scale(BaseModel):
 
 
 class Replica:
-    """A server without a socket. Ray creates it in a process of its own."""
+    """A server without a socket. Ray creates it in a separate process."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """Loads the models. Ray logs the error of a replica that cannot start, and tries again.
@@ -120,7 +120,7 @@ def application(args: dict[str, Any]) -> serve.Application:
     scale = _parse(Scale, {name: value for name, value in args.items() if name in Scale.model_fields})
     own = {name: value for name, value in args.items() if name not in Scale.model_fields}
     if replaced := sorted(own.keys() & set(RAYS_OWN)):
-        raise SetupError(f"Ray Serve has its own setting in the place of {', '.join(replaced)}.")
+        raise SetupError(f"Ray Serve has its own setting for {', '.join(replaced)}.")
     settings = _parse(Settings, own)
     deployment = serve.deployment(
         name=DEPLOYMENT,

@@ -52,7 +52,7 @@ def load(name: str) -> Definition:
     """Imports the task of this name.
 
     Raises:
-        SetupError: there is no such task.
+        SetupError: the task does not exist.
     """
     if name not in names():
         raise SetupError(f"There is no task {name!r}. The tasks are {', '.join(names())}.")
@@ -64,7 +64,7 @@ def answered_by(task: str) -> Sequence[str]:
     """Returns the tasks that the models for a task answer: this one, then the others that can use its head.
 
     Raises:
-        SetupError: there is no such task.
+        SetupError: the task does not exist.
     """
     head = load(task).HEAD
     others = [name for name in names() if name != task and head in getattr(load(name), "OTHER_HEADS", {})]

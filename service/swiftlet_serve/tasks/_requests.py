@@ -15,9 +15,9 @@ from swiftlet_serve.errors import FieldError, SwiftletError, Unprocessable
 from swiftlet_serve.types.body_model import BodyModel
 
 LEAST_ITEM_BYTES: Final = 24  # of a label, token or answer with its score, in a response
-MAX_INPUTS: Final = 2048  # texts or questions in one request, as OpenAI allows: the work has limits of its own
+MAX_INPUTS: Final = 2048  # texts or questions in one request, as OpenAI allows: separate limits apply to the work
 TRUNCATION: Final = "set truncation to true"
-"""What to do about a text that is too long, in errors. Other protocols have other words for it."""
+"""The remedy for a text that is too long, in errors. Other protocols name other fields."""
 
 INVISIBLE: Final = ("Cc", "Cf")  # Unicode's categories of controls and formats
 
@@ -25,9 +25,9 @@ Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
 
 
 class NullIsDefault(BodyModel):
-    """A model in which null means the default, for every field that has one.
+    """A model that reads null as the default, for every field that has one.
 
-    Fields whose type includes None give null a meaning of their own. Fields without a default refuse it.
+    In fields whose type includes None, null is a value. Fields without a default refuse null.
     """
 
     @classmethod
@@ -89,7 +89,7 @@ class Request(Strict):
 
 
 class Details(BaseModel):
-    """How much of the texts of a request was read."""
+    """The share of a request's texts that was read."""
 
     input_tokens: Annotated[
         int, Field(description="Tokens of all sequences before they were cut, special tokens included.")

@@ -2,7 +2,7 @@
 
 The head reads the first token, or the last one if the network is causal: only that one has seen the whole text.
 
-The semantics are those of `TextClassificationPipeline` in transformers 4.57.1. The response is a list of lists even for
+The semantics match `TextClassificationPipeline` in transformers 4.57.1. The response is a list of lists even for
 one text, because Hugging Face clients expect that. If `top_k` is left out, all labels are returned, as by the hosted
 Inference API. (The pipeline itself returns only the best label.)
 """
@@ -166,7 +166,7 @@ def default_function(problem: Problem | None, labels: int) -> Function:
     return "sigmoid" if problem == "multi_label" or labels == 1 else "softmax"
 
 
-# A row has few labels, for which lists of floats are faster than arrays.
+# A row has few labels: lists of floats are faster than arrays.
 
 
 def softmax(logits: Sequence[float]) -> list[float]:

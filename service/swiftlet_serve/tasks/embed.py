@@ -1,6 +1,6 @@
 """Embedding: a vector for each text, for search, clustering and similarity.
 
-The vectors are those of `SentenceTransformer.encode`. The network pools the tokens: only a vector leaves the
+The vectors equal those of `SentenceTransformer.encode`. The network pools the tokens: only a vector leaves the
 engine. This module adds the prompt to a text, and cuts and normalises its vector. The response is a list of vectors
 even for one text, as in Hugging Face's feature extraction.
 """
@@ -102,7 +102,7 @@ class TokenIdsRequest(Request):
 
     inputs: Ids
     whole: bool = False
-    """Whether the ids are whole sequences, to which no special tokens are added."""
+    """Whether the ids are whole sequences, which get no special tokens."""
     parameters: EmbedParameters | None = None
 
 
@@ -175,7 +175,7 @@ class Embed:
         """Encodes rows of token ids. A flat list is one row.
 
         Raises:
-            Unprocessable: a row is empty or too long, or has an id that is no token of a text.
+            Unprocessable: a row is empty or too long, or has an id that is not a token of a text.
         """
         if prompt:
             detail = "The model puts a prompt before each text, and token ids cannot have one. Send texts."

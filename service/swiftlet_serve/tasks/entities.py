@@ -1,6 +1,6 @@
 """Entities: the spans of a text that a token classifier labels, such as names of people and places.
 
-The semantics are those of `TokenClassificationPipeline` in transformers 4.57.1. `start` and `end` count code points of
+The semantics match `TokenClassificationPipeline` in transformers 4.57.1. `start` and `end` count code points of
 the text as sent. If `aggregation_strategy` is left out, it is `simple`, as in the hosted Inference API. (The pipeline
 itself does not aggregate by default.)
 """
@@ -238,7 +238,7 @@ class Entities:
         return self.tokenizer.chunks(text, index, size, stride)
 
     def _find(self, text: str, chunk: Chunk, row: Row, parameters: EntitiesParameters) -> list[dict[str, Any]]:
-        """Returns the entities of one window, without those of ignored labels."""
+        """Returns the entities of one window, except entities of ignored labels."""
         pieces, strategy = self._pieces(text, chunk, row), parameters.aggregation_strategy
         if strategy in ("none", "simple"):
             marks = [self._mark([piece], strategy, piece.word) for piece in pieces]
@@ -267,7 +267,7 @@ class Entities:
         return pieces
 
     def _mark(self, pieces: Sequence[Piece], strategy: Strategy, word: str) -> Mark:
-        """Returns the label of a word, from those of its tokens."""
+        """Returns the label of a word, from the labels of its tokens."""
         if strategy == "average":
             scores = np.mean([piece.scores for piece in pieces], axis=0)
         else:

@@ -1,6 +1,6 @@
 """Fill-mask: the most likely tokens at the positions of the mask token.
 
-The semantics are those of `FillMaskPipeline` in transformers 4.57.1: probabilities are over the whole vocabulary, even
+The semantics match `FillMaskPipeline` in transformers 4.57.1: probabilities are over the whole vocabulary, even
 if `targets` restricts the tokens. The answer to a text with one mask is a flat list. The answer to a text with several
 masks is one list for each mask.
 """

@@ -1,6 +1,6 @@
 """Extractive question answering: the span of the context that answers the question.
 
-The semantics are those of `QuestionAnsweringPipeline` in transformers 4.57.1, the last release line that has it.
+The semantics match `QuestionAnsweringPipeline` in transformers 4.57.1, the last release line that has it.
 `start` and `end` count code points of the context as sent, and `context[start:end] == answer` always holds. Only spans
 of the context are candidates. The pipeline adds empty answers with score 0 if it runs out of spans.
 """
@@ -300,7 +300,7 @@ def best_answers(context: str, windows: Sequence[tuple[Window, Row]], parameters
 
 
 def probabilities(window: Window, row: Row) -> tuple[Floats, Floats, float]:
-    """Returns the probabilities that the answer starts, and ends, at each context token, and that there is none."""
+    """Returns the probabilities that the answer starts and ends at each context token, and that no answer exists."""
     stop = window.context_start + len(window.token_spans)
     logits = np.concatenate([row[:1], row[window.context_start : stop]]).astype(np.float64)  # token 0: no answer
     starts, ends = softmax(logits.T)

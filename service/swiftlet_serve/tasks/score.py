@@ -1,7 +1,7 @@
 """Score: the log-likelihood of a text, or of a continuation after a prompt, under a causal language model.
 
-Each token has a probability given the tokens before it. The first token of a text has none. The values equal those of
-`GPT2LMHeadModel` in transformers: the loss for a text's own ids is the negative mean.
+Each token but the first of a text has a probability given the tokens before it. The values equal those of
+`GPT2LMHeadModel` in transformers, whose loss with the text's ids as labels is the negative mean.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Zero-shot classification: labels that the request names.
 
 With a model of natural language inference (NLI), each label becomes a hypothesis ("This example is sports."), and the
-model says whether the text entails it. The semantics are those of `ZeroShotClassificationPipeline` in transformers
-4.57.1. With an embedding model, the score grows with the cosine of the text's vector and the label's. It reads each
-label once, and each text once. The manifest's head tells which of the two an artifact is.
+model says whether the text entails it. The semantics match `ZeroShotClassificationPipeline` in transformers 4.57.1.
+With an embedding model, the score grows with the cosine of the text's vector and the label's. It reads each label once,
+and each text once. The manifest's head tells which of the two an artifact is.
 
 The response is a list of labels with scores, best first, as of the hosted Inference API. (The pipeline returns labels
 and scores as two lists.)
@@ -47,8 +47,8 @@ OTHER_HEADS: Final[Mapping[Head, Outputs]] = {"embedding": "hidden"}
 MAX_PAIRS: Final = 256  # texts times labels of one request
 MAX_LABELS_CHARACTERS: Final = 65_536  # of labels with commas between them, which take milliseconds to split
 MAX_CHARACTERS: Final = 1 << 20  # of all hypotheses: a template may repeat a label, and each input of a partial request
-# An embedding model gives a label the log-odds SCALE * (cosine - THRESHOLD). The cosine is that of the vectors of label
-# and text. The scale calibrates the bundled model for labels that it never saw (docs/benchmarks/defaults.md).
+# An embedding model gives a label the log-odds SCALE * (cosine - THRESHOLD). The vectors of label and text have this
+# cosine. The scale calibrates the bundled model for labels that it never saw (docs/benchmarks/defaults.md).
 SCALE: Final = 20.0
 THRESHOLD: Final = 0.3
 LABELS: Final = "/parameters/candidate_labels"
@@ -184,7 +184,7 @@ class _Shared:
         return texts, labels
 
     def _too_long(self, request: ZeroShotRequest, index: int) -> Unprocessable:
-        """Returns the error of a text, or of a hypothesis, whose indices follow those of the texts."""
+        """Returns the error of a text or hypothesis. The indices of hypotheses follow the indices of texts."""
         places = pointers(request.inputs)
         if index < len(places):
             return too_many_tokens(places[index], self.max_tokens)
@@ -301,7 +301,7 @@ def _check_labels(request: ZeroShotRequest, texts: int, *, times: int) -> list[s
         detail = f"The texts and labels make more than {MAX_PAIRS} pairs. Send fewer of them in one request."
         raise invalid_value(LABELS, "too_many_pairs", detail, MAX_PAIRS)
     template = request.parameters.hypothesis_template or DEFAULT_TEMPLATE
-    # An upper bound, for which no hypothesis is made.
+    # An upper bound, computed without making the hypotheses.
     characters = sum(len(template) + template.count("{") * len(label) for label in labels)
     if times * characters > MAX_CHARACTERS:
         detail = f"The hypotheses have more than {MAX_CHARACTERS} characters in total. Shorten the labels."
@@ -332,7 +332,7 @@ def _texts(request: ZeroShotRequest) -> list[str]:
 
 
 def answer(request: ZeroShotRequest, labels: Sequence[str], scores: NDArray[np.float64]) -> Any:
-    """Returns the ranking of each text from scores (N, labels); that of the only text if `inputs` is a text."""
+    """Returns the ranking of each text from scores (N, labels), or one ranking if `inputs` is a text."""
     rankings = [_ranking(labels, row) for row in scores]
     return rankings if isinstance(request.inputs, list) else rankings[0]
 

@@ -1,7 +1,7 @@
 """Sequences and rows as bytes, for messages between processes: little-endian arrays of numbers, without pickle.
 
 Sequences are L, F, M and top_k (uint32) of each sequence, then the input ids, token types, focus positions and
-candidates (int64) of all sequences, one kind after the other. The names are those of `Batch`.
+candidates (int64) of all sequences, one kind after the other. `Batch` has the same names.
 
 Rows are the shape (2 int32) of each row, then the values (float32) of all rows, one row after the other. A shape is
 (F, O). A sequence without a row has the shape (-1, index into `CODES`).

@@ -44,7 +44,7 @@ class Engine(Protocol):
 
     @property
     def title(self) -> str:
-        """The runtime that the engine chose, for people: one engine may have several and fall back to another.
+        """The runtime that the engine chose, as text to show: one engine may have several and fall back to another.
 
         It changes only when the engine finds a wrong sum.
         """

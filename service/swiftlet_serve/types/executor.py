@@ -19,7 +19,7 @@ class BatchResult(NamedTuple):
     """The results of one call."""
 
     outcomes: list[Outcome]  # one for each sequence
-    engine_s: float  # duration of the engine's own work, without the transfer to and from its process
+    engine_s: float  # duration of the engine's work, without the transfer to and from its process
 
 
 class WorkerLost(Exception):
@@ -40,12 +40,12 @@ class Executor(Protocol):
 
     @property
     def restarts(self) -> int:
-        """Number of engines that were lost and replaced so far."""
+        """Number of engines that were lost and replaced."""
         ...
 
     @property
     def kernel_faults(self) -> int:
-        """Number of wrong sums that engines found in their own work so far. It never falls."""
+        """Number of wrong sums that engines found in their own work. It never falls."""
         ...
 
     @property
@@ -74,19 +74,19 @@ class Executor(Protocol):
         ...
 
     async def open(self) -> None:
-        """Starts to supervise the engines, on the event loop on which `run` is called."""
+        """Starts supervising the engines, on the event loop that calls `run`."""
         ...
 
     async def add_model(self, model: str, path: Path, /) -> None:
         """Loads another model while calls run, and replays its golden answers.
 
         Args:
-            model: the name by which calls will name it.
+            model: the name of the model in calls.
             path: the directory of its artifact. It must stay as long as the model does.
 
         Raises:
             ArtifactError, SetupError: the model cannot be served.
-            Unavailable: there is no engine, and none is starting.
+            Unavailable: no engine is ready or starting.
         """
         ...
 
@@ -99,7 +99,7 @@ class Executor(Protocol):
 
         Raises:
             WorkerLost: the call took longer than `timeout_s`, or its worker process was lost.
-            Unavailable: there is no engine, and none is starting.
+            Unavailable: no engine is ready or starting.
         """
         ...
 

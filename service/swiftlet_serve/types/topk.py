@@ -59,7 +59,7 @@ class Ranking(NamedTuple):
 def width(top_k: int, candidates: int, outputs: int) -> int:
     """Returns the width of a row for O outputs and M candidates.
 
-    If `top_k` is 0, the candidates are the targets of a `Scored` sequence. If there are none, the row is not reduced.
+    If `top_k` is 0, the candidates are the targets of a `Scored` sequence. Without candidates, the row is not reduced.
     """
     if top_k:
         return 1 + 2 * min(top_k, candidates or outputs)

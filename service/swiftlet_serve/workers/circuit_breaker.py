@@ -11,8 +11,8 @@ FAILURE_THRESHOLD: Final = 8
 class CircuitBreaker:
     """Counts consecutive failed calls and consecutive failed probes of an engine.
 
-    A client can send inputs on which every engine fails, so failed calls alone never open the breaker. After
-    `threshold` of them the engine is probed with an input that it must be able to answer. If the probe fails, the
+    A client can send inputs that make every engine fail. Failed calls alone thus never open the breaker. After
+    `threshold` failures the engine is probed with an input that it must be able to answer. If the probe fails, the
     engine is replaced and the new engine is probed. If that probe fails too, the breaker opens until a probe succeeds.
     While it is open, the engine is replaced again each time the number of failed probes has doubled.
     """

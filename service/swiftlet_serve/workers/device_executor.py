@@ -1,4 +1,4 @@
-"""Executor over several devices, each with a worker process of its own that hosts all models."""
+"""Executor over several devices. Each device has a worker process that hosts all models."""
 
 from __future__ import annotations
 

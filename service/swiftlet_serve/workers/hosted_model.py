@@ -55,7 +55,7 @@ def runtime_title(engine: Engine) -> str:
     """Returns the engine's title, or the name of its class if the title is not a line of text. Never raises."""
     try:
         title = engine.title
-    except Exception:  # the title is for people, so a fault in it must not stop the service
+    except Exception:  # the title is only shown: a fault in it must not stop the service
         title = ""
     valid = isinstance(title, str) and title.isprintable() and 0 < len(title) <= MAX_TITLE
     return title if valid else type(engine).__name__

@@ -5,8 +5,8 @@ A message is the length of its body in bytes (uint64), then the body, whose numb
     call      id (int64), model, B (uint64), sequences
     result    id (int64), nanoseconds, B (uint64), rows
 
-`model` is an index in the order in which the worker process loaded the models. The nanoseconds are the engine's own
-time. `types.codec` describes the B sequences and rows.
+`model` is an index in the order of loading in the worker process. The nanoseconds are the time of the engine alone.
+`types.codec` describes the B sequences and rows.
 """
 
 from __future__ import annotations

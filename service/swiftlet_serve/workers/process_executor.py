@@ -49,7 +49,7 @@ class ProcessExecutor:
             spare: whether a second process is kept ready.
             log_level, log_format: of the worker process, which logs to the same stderr.
             worker_module: module that the worker process runs.
-            environment: environment variables of the worker process beside those of this process.
+            environment: additional environment variables of the worker process.
         """
         self.size = size
         self.supervisor = Supervisor(
@@ -80,7 +80,7 @@ class ProcessExecutor:
         """Blocks until the worker process is ready.
 
         Raises:
-            ArtifactError, SetupError: the process cannot load these models. The message is the process's own.
+            ArtifactError, SetupError: the process cannot load these models. The message is the worker's.
         """
         self._models = {report.name: report for report in self.supervisor.load().values()}
 

@@ -1,15 +1,15 @@
 """Keeps a worker process available: starts it, keeps a spare and replaces a process that was lost.
 
-One process hosts all models, so that weights are in memory once. The spare has loaded the same models. If the serving
+One process hosts all models: weights are in memory once. The spare has loaded the same models. If the serving
 process is lost, the spare takes over at once and the supervisor starts another process. A process is lost when it dies,
 when a call exceeds its time limit, or when the circuit breaker finds its engine broken.
 
 If a process finds a wrong sum in its own work, it goes on without the part of the kernel that computed it. Processes
-that start later must not trust that part either, so they are told. A spare that was not told is replaced.
+that start later avoid that part, too. A spare that started before is replaced.
 
-Models come and go while the processes run. A new model is loaded by the spare first, so that a model that crashes its
-process or fails its golden answers costs no call. The spare then takes the calls while the other process loads the
-model, because a load delays the calls of its own process: both need the interpreter.
+Models come and go while the processes run. The spare loads a new model first. A model that crashes the process or fails
+its golden answers thus costs no call. The spare then takes the calls while the other process loads the model, because a
+load delays the calls of its process: both need the interpreter.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Supervisor:
     ) -> None:
         """Starts the first process. Call `load` to wait for it, then `open` on the event loop."""
         self.restarts = 0
-        self.kernel_faults = 0  # found by all processes so far
+        self.kernel_faults = 0  # the sum over all processes
         self.models = dict(enumerate(models))  # that every process has or is about to have, by index
         self._next_index = len(self.models)  # no index is used twice
         self._changing_models = asyncio.Lock()
@@ -80,7 +80,7 @@ class Supervisor:
         """Blocks until the first process is ready. Returns one report per model, by index.
 
         Raises:
-            ArtifactError, SetupError: the process cannot load these models. The message is the process's own.
+            ArtifactError, SetupError: the process cannot load these models. The message is the worker's.
         """
         try:
             process = self._first.result()
@@ -198,7 +198,7 @@ class Supervisor:
         return all(await asyncio.gather(*reaping))
 
     def _on_lost(self, process: WorkerProcess) -> None:
-        """Puts the spare in the place of a lost process and starts another one."""
+        """Replaces a lost process by the spare, and starts another spare."""
         if process is self.serving:
             self.serving, self.spare = self.spare, None
         elif process is self.spare:
@@ -212,7 +212,7 @@ class Supervisor:
         self._start_missing()
 
     def _count_kernel_faults(self, process: WorkerProcess) -> None:
-        """Counts the wrong sums that a process has reported, and replaces a spare that was not told of any."""
+        """Counts the wrong sums that a process has reported, and replaces a spare that does not avoid tiles."""
         if not (faults := process.take_kernel_faults()):
             return
         self.kernel_faults += faults

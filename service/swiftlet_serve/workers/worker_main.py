@@ -8,7 +8,7 @@ The parent can have models loaded and unloaded while calls run. Each message on 
 An index never means another model later. The parent unloads a model after its last call.
 
 `supervisor` starts the process and ends it with SIGKILL. The process ignores SIGHUP, SIGINT and SIGTERM, because the
-parent may have calls to finish. It exits by itself as soon as the parent is gone, whatever the reason.
+parent may have calls to finish. It exits by itself as soon as the parent is gone, for any reason.
 """
 
 from __future__ import annotations
@@ -71,15 +71,15 @@ class ModelReport:
 class Models:
     """The loaded models by index, and their reports.
 
-    The reports are sent after each change and after each wrong sum. A wrong sum is rare and changes the runtime of
-    every model, so that the results of calls carry neither.
+    The reports are sent after each change and after each wrong sum. Wrong sums are rare and affect the runtime of
+    every model. The results of calls therefore hold neither.
     """
 
     def __init__(self, control: socket.socket, engine: str) -> None:
         """Creates an empty collection.
 
         Args:
-            control: the socket on which the reports are sent.
+            control: the socket that the reports are sent over.
             engine: the name of the engine.
         """
         self.hosted: dict[int, EngineModel] = {}
@@ -180,7 +180,7 @@ def _run_command(command: Mapping[str, Any], models: Models, control: socket.soc
 
 
 def _serve(connection: socket.socket, models: Models, logs: QueuedLogHandler) -> None:
-    """Runs calls until the parent is gone. Any other failure ends the process, because its state is unknown."""
+    """Runs calls until the parent is gone. Any other failure ends the process, whose state is then unknown."""
     try:
         while True:
             body = _receive(connection, messages.body_bytes(_receive(connection, messages.HEADER_BYTES)))

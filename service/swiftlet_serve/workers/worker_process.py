@@ -57,8 +57,8 @@ class WorkerProcess(ChildProcess):
     ) -> None:
         """Spawns the process with models by index. Calls `on_lost` once, when the process is killed or found dead.
 
-        Calls `on_kernel_faults` when the connected process reports wrong sums. Its engines are told of
-        the `earlier_kernel_faults` of other processes. `environment` extends the environment variables of this process.
+        Calls `on_kernel_faults` when the connected process reports wrong sums. Its engines avoid tiles if there are
+        `earlier_kernel_faults` of other processes. `environment` extends the environment variables of this process.
 
         Raises:
             SetupError: the system cannot start the process.
@@ -102,7 +102,7 @@ class WorkerProcess(ChildProcess):
         """Blocks until the process has loaded its models. Then `reports` has one report per model.
 
         Raises:
-            ArtifactError, SetupError: the process cannot load a model. The message is the process's own.
+            ArtifactError, SetupError: the process cannot load a model. The message is the worker's.
         """
         try:
             self._control.settimeout(LOAD_TIMEOUT_S)
@@ -260,7 +260,7 @@ class WorkerProcess(ChildProcess):
         reports = _by_index(message)
         missing = self.reports.keys() - reports.keys()
         if missing - self._unloading or reports.keys() - self.reports.keys() - {index}:
-            raise ValueError("the reports are not those of the models")
+            raise ValueError("the reports do not match the models")
         self.reports = reports
         self._unloading -= missing
         if loaded is not None and index in reports and not loaded.done():

@@ -146,3 +146,30 @@ async def test_connection_refuses_unsupported_methods(method, artifact_dir):
         assert answer.startswith(b"HTTP/1.1 405 ")
         assert b"\r\nallow: " in answer
     await runtime.close()
+
+
+async def test_refused_request_that_waits_for_100_ends_its_connection():
+    """Its client may send the body or leave it out, so that the next bytes could be either."""
+    gate = RecordingGate(lambda _: Response(b"no", 404))
+    waiting = POST + b"Expect: 100-continue\r\nContent-Length: 3\r\n\r\n"
+
+    refused = await exchange(gate, [waiting])
+    whole = await exchange(gate, [waiting + b"abc"])
+
+    assert b"\r\nconnection: close\r\n" in refused
+    assert b"connection: close" not in whole
+    assert b"100 Continue" not in refused + whole
+
+
+@pytest.mark.parametrize(
+    ("sent", "continues"),
+    [
+        ([POST + b"Expect: 100-continue\r\nContent-Length: 3\r\n\r\n", b"abc"], True),
+        ([POST + b"Expect: 100-continue\r\nContent-Length: 3\r\n\r\nabc"], False),  # the body is there
+        ([b"POST / HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n", b"abc"], False),
+    ],
+)
+async def test_connection_sends_100_only_to_those_who_wait_for_it(sent, continues):
+    answer = await exchange(RecordingGate(), sent)
+
+    assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 " if continues else b"HTTP/1.1 200 ")

@@ -117,3 +117,11 @@ def test_models_are_listed(search_client):
     assert [one["id"] for one in listed["data"]] == ["tiny-embed", "tiny-rerank"]
     assert search_client.get("/v1/models/tiny-embed").json()["object"] == "model"
     assert search_client.get(f"/v1/models/{SECRET}").status_code == 404
+
+
+def test_errors_of_the_list_of_models_are_openai_s(search_client):
+    """KServe's clients share the path, but only OpenAI's read the body of an error."""
+    refused = search_client.post("/v1/models", json={})
+
+    assert refused.status_code == 405
+    assert refused.json()["error"]["code"] == "method_not_allowed"

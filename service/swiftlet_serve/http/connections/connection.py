@@ -1,14 +1,14 @@
 """A client's HTTP/1.1 connection, with limits on everything that it holds and on the time it takes.
 
-Every wait has a time limit, and so have the sizes of heads and bodies and the number of requests that a client has in
-the server. Idle connections lock nobody out. The gate runs each request in an `Exchange`.
+Limits apply to every wait, to the sizes of heads and bodies and to the requests of a client in progress. Idle
+connections lock nobody out. The gate runs each request in an `Exchange`.
 
 A connection is in one phase at a time:
 
     (HANDSHAKE ──▶) IDLE ──first byte──▶ HEAD ──▶ BODY ──▶ RESPONSE ──▶ IDLE …        any phase ──▶ CLOSING
 
 The parser receives one request at a time. Later bytes wait unparsed until the response is complete and the connection
-has its next turn, so that no client has more than one parsed request, or more than one read in memory.
+has its next turn. Thus memory holds at most one parsed request and one read of a connection.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Connection(asyncio.Protocol):
         self._received = 0.0  # when its first byte arrived
         self._last_received = 0.0  # when the latest bytes of its head arrived
         self._lag_s = 0.0  # between the arrival of these bytes and their read
-        # One timer per connection checks both deadlines from time to time, so that setting a deadline costs nothing.
+        # One timer per connection checks both deadlines from time to time. Setting a deadline thus costs nothing.
         self._deadline = math.inf
         self._write_deadline = math.inf
         self._timer: asyncio.TimerHandle | None = None
@@ -103,7 +103,7 @@ class Connection(asyncio.Protocol):
     # Callbacks of the listener
 
     def begin_handshake(self, accepted: socket.socket, abort: Callable[[], object]) -> bool:
-        """Counts a connection from its accept on. One that would get an error is told so after the handshake."""
+        """Counts a connection from its accept on. A refused connection gets its error after the handshake."""
         self._abort_handshake = abort
         with suppress(OSError):  # the client has gone
             self._set_client(str(accepted.getpeername()[0]))
@@ -254,11 +254,14 @@ class Connection(asyncio.Protocol):
         self.phase = BODY
         self._deadline = self._first_read + self._limits.request_timeout_s
         self._table.waiting.pop(self)
+        waits = parser.expects_continue and parser.version == "1.1" and not parser.has_whole_body
         if isinstance(begun, Response):
+            if waits:
+                self._keep_alive = False  # the client may send the body or leave it out
             self.send_response(begun)
             return
         self._exchange = Exchange(self, gate, begun, self._table.tasks)
-        if parser.expects_continue:
+        if waits:
             self.transport.write(CONTINUE)
 
     def body_received(self, data: bytes) -> None:
@@ -381,7 +384,7 @@ class Connection(asyncio.Protocol):
             self._refuse(Unavailable("overloaded", detail, retry_after=1.0))
 
     def end(self, *, at_once: bool) -> None:
-        """Closes the connection, whatever it does: once the bytes of its response are sent, or at once."""
+        """Closes the connection in any phase: at once, or after the bytes of its response are sent."""
         if self.phase is HANDSHAKE:
             self._abort_handshake()
         elif at_once:
@@ -419,7 +422,7 @@ class Connection(asyncio.Protocol):
     def _check_deadlines(self) -> None:
         """Acts on a passed deadline, and schedules the next check.
 
-        The next check comes no later than the shortest timeout, so it misses no deadline that is set until then.
+        The next check comes no later than the shortest timeout, so it misses no deadline that is set in the meantime.
         """
         now = self._loop.time()
         if self.transport.is_closing() and self.phase is not CLOSING:

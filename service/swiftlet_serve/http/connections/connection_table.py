@@ -48,7 +48,7 @@ class Verdict(enum.Enum):
 
 
 class ConnectionTable:
-    """The open connections of one port, the order in which they are evicted, and what all of them need.
+    """The open connections of one port, their order of eviction, and the objects that they share.
 
     A full table evicts the connection that has waited longest for its client. A request in progress is never evicted.
     If the table is crowded and one address holds half of it, that address only evicts its own connections.

@@ -1,4 +1,4 @@
-"""A queue in which clients take turns, and the connections of each client do."""
+"""A queue with turns: clients alternate, and so do the connections of each client."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ FAIR_EVERY: Final = 64
 
 
 class Turns(Generic[Item]):
-    """Waiting items, each of which has one turn per round.
+    """Waiting items. Each has one turn per round.
 
     An item that waits again after its turn goes behind all others. A round has as many turns as items waited when it
-    began, so that new items cannot prolong it.
+    began. New items cannot prolong it.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Reader(Protocol):
 
     @property
     def client(self) -> Hashable:
-        """What fairness between clients counts it to."""
+        """The client that its turns count for."""
         ...
 
     def read(self) -> None:
@@ -73,12 +73,12 @@ class Reader(Protocol):
 class FairQueue:
     """Connections that wait for a turn. Clients take turns, and so do the connections of a client.
 
-    If some wait for too long, the newest comes first, whose request has the most time left, except for one turn in
-    `FAIR_EVERY`: a client that sends its next request as soon as it has an answer is always the newest.
+    If a connection waits for too long, the newest comes first, because its request has the most time left. One turn in
+    `FAIR_EVERY` still goes to the oldest: a client that sends its next request at once is always the newest.
     """
 
     def __init__(self, stale_s: float) -> None:
-        """`stale_s` is the wait in seconds of the oldest connection from which on the newest come first."""
+        """Creates an empty queue. Once the oldest connection has waited `stale_s` seconds, the newest come first."""
         self._stale_s = stale_s
         self._count = 0  # of turns
         self._clients: Turns[Hashable] = Turns()

@@ -168,7 +168,7 @@ class Listener:
             asyncio.get_running_loop().call_later(delay_s, self._resume)
 
     def _accept(self, limit: int = MAX_ACCEPTS) -> bool:
-        """Accepts at most `limit` waiting connections. Returns whether none is left."""
+        """Accepts at most `limit` waiting connections. Returns whether all are accepted."""
         for _ in range(limit):
             try:
                 connection, _ = self._socket.accept()

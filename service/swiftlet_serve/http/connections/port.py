@@ -127,7 +127,7 @@ class Port:
 
 
 class AdminThread(threading.Thread):
-    """Serves the admin port on a thread and an event loop of its own, so that it responds under any load."""
+    """Serves the admin port on a separate thread and event loop. It responds under any load."""
 
     def __init__(self, port: Port) -> None:
         super().__init__(name="admin", daemon=True)

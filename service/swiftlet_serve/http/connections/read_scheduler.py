@@ -1,15 +1,15 @@
-"""Scheduling of socket reads and pages, so that no burst of requests blocks the event loop and no client the others.
+"""Scheduling of socket reads and pages. No burst of requests blocks the event loop, and no client blocks the others.
 
 An event loop delivers everything that is readable in one iteration. Responses and engine calls wait until the last read
 is processed. At ten times the capacity of a server that takes a tenth of a second, mostly spent on refusals, while
 engines are idle. The scheduler therefore gives reads a time budget per iteration and defers the rest.
 
-Clients take turns, and so do the connections of a client (`fair_queue`). Among those with the same right the oldest
+Clients take turns, and so do the connections of a client (`fair_queue`). Among equals, the oldest
 read runs first. Reads that wait for longer than `STALE_S` switch this order to newest first, because the newest
 requests have the most time left (adaptive LIFO, as in B. Maurer, "Fail at Scale", ACM Queue 13(8), 2015).
 
 Two kinds of requests cost a client nothing and can keep the loop busy for ever: requests that were pipelined behind
-others, and pages, which are all requests that run no model. They have a queue of their own, which is never newest
+others, and pages, which are all requests that run no model. They have a separate queue, which is never newest
 first, and at most a fifth of the loop's time: once they took a millisecond, the next one waits four times as long. At
 most one page starts in an iteration.
 """
@@ -26,10 +26,10 @@ from swiftlet_serve.http.connections.fair_queue import FairQueue, Reader
 
 BUDGET_S: Final = 0.001  # per iteration: ten refusals, and less than a small batch takes
 STALE_S: Final = 0.1
-REST: Final = 4  # times what pages and pipelined requests took, so that they take a fifth of the time
+REST: Final = 4  # times the duration of pages and pipelined requests, which thus take a fifth of the time
 REST_AFTER_S: Final = 0.004  # of rest that is due
 MAX_TURN_S: Final = 0.05  # that a turn counts as: the process may have been suspended meanwhile
-CROWDED_S: Final = 1.0  # for which pages and pipelined requests queue before anybody is told
+CROWDED_S: Final = 1.0  # wait of pages and pipelined requests before it is reported
 
 
 class ReadScheduler:
@@ -51,7 +51,7 @@ class ReadScheduler:
         self._on_crowded = on_crowded
         self._fresh = FairQueue(STALE_S)
         self._background = FairQueue(math.inf)  # pages and pipelined requests
-        self._pages: set[Reader] = set()  # those of the background that start a page
+        self._pages: set[Reader] = set()  # background connections that start a page
         self._crowded_since = 0.0  # when the background last was empty
         self._budget_end = 0.0
         self._scheduled = False  # whether `_run` is called in the next iteration
@@ -121,7 +121,7 @@ class ReadScheduler:
         self._scheduled = False
         self._budget_end = self._clock() + BUDGET_S
         try:
-            if self._may_run_background():  # in every iteration, so that it makes progress
+            if self._may_run_background():  # in every iteration, to make progress
                 self._run_background()
             while self._fresh and (now := self._clock()) < self._budget_end:
                 self._fresh.take(now).read()

@@ -2,8 +2,7 @@
 
 httptools rejects every malformed framing of our tests, where h11 accepts some of them. It also parses a body of
 thousands of chunks without blocking the event loop. This module adds what httptools leaves to its caller: size limits,
-the checks of the request's line and headers, and input that is cut so that the parser never sees the start of the next
-request.
+the checks of the request's line and headers, and a cut of the input before the start of the next request.
 """
 
 from __future__ import annotations
@@ -94,8 +93,8 @@ class RequestHandler(Protocol):
 def _callback(method: Callable[..., None]) -> Callable[..., None]:
     """Makes a callback of httptools keep its error for `RequestParser._feed`.
 
-    httptools raises an error of its own instead. The context of that error is the callback's only if no other exception
-    is being handled.
+    httptools raises its own error instead. The context of that error is the callback's only if no other exception is
+    being handled.
     """
 
     @wraps(method)
@@ -128,7 +127,7 @@ class RequestParser:
         self._tail = b""  # the last bytes of a head or of a chunked body: its end may arrive in two pieces
         self._body_bytes: int | None = None  # left to receive; None: the body is chunked
         self._following_bytes = 0  # received together with the end of the head
-        self._framing_bytes = 0  # of a chunked body, since its last byte of content: at most so many
+        self._framing_bytes = 0  # an upper bound for a chunked body, since its last byte of content
         self._content_bytes = 0  # of the current piece of a chunked body
 
     @property

@@ -1,1 +1,1 @@
-"""What the protocols of other servers share: routes, texts, tensors, questions and the words of errors."""
+"""Shared parts of the protocols of other servers: routes, texts, tensors, questions and the words of errors."""

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from swiftlet_serve.errors import SwiftletError, Unprocessable
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation
-from swiftlet_serve.http.gate.request import Request
+from swiftlet_serve.http.gate.request import RenderError, Request
 from swiftlet_serve.http.wording import Wording
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
@@ -37,7 +37,7 @@ class Operation(NamedTuple):
     json_only: bool = True
     """Whether bodies must be declared as JSON."""
     fields: frozenset[str] = frozenset()
-    """If the path is that of a task, too: the fields that only bodies of this dialect have."""
+    """The fields that only bodies of this dialect have, if a task has the same path."""
 
 
 class Page(NamedTuple):
@@ -52,6 +52,8 @@ class Page(NamedTuple):
     method: str = "GET"
     public: bool = False
     """Whether it needs no API key."""
+    render_error: RenderError | None = None
+    """Renders its errors; None for the function of the dialect."""
 
 
 class Dialect(Protocol):

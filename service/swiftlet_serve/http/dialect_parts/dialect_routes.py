@@ -19,7 +19,7 @@ from swiftlet_serve.types.body_model import BodyModel
 
 
 def translation_of(runtime: Runtime, name: str, operation: Operation) -> Translate:
-    """Returns the translation of an operation's requests. `name` is that of the dialect."""
+    """Returns the translation of an operation's requests. `name` is the dialect's."""
     runtime.stats.dialects[name, "2xx"] += 0  # a counter begins at 0
 
     def translate(request: Request) -> Translation:
@@ -32,11 +32,11 @@ def translation_of(runtime: Runtime, name: str, operation: Operation) -> Transla
 def shared_translation(
     own: Translate, foreign: Translate, operation: Operation, render_error: RenderError
 ) -> Translate:
-    """Returns the translation of a task's route that a dialect uses, too. The fields of a body tell whose it is.
+    """Returns the translation of a task's route that a dialect uses, too. The fields of a body tell which one applies.
 
     Args:
         own: the translation of the task.
-        foreign: that of the dialect.
+        foreign: the translation of the dialect.
         operation: the operation of the dialect.
         render_error: renders errors of the dialect.
     """
@@ -114,7 +114,7 @@ def routes(runtime: Runtime, name: str, dialect: Dialect) -> Iterator[Route]:
             page.path,
             _respond(runtime, page),
             public=page.public,
-            render_error=dialect.render_error,
+            render_error=page.render_error or dialect.render_error,
             description={
                 "summary": page.summary,
                 "tags": [name],

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from starlette.responses import JSONResponse, Response
 
+from swiftlet_serve.http.dialect_parts import openai_format
 from swiftlet_serve.http.dialect_parts.dialect import Page
 from swiftlet_serve.inference.runtime import Runtime
 
@@ -27,6 +28,6 @@ def _describe(name: str) -> dict[str, Any]:
 
 
 PAGES: Final = (
-    Page("/v1/models", "The served models", _list),
+    Page("/v1/models", "The served models", _list, render_error=openai_format.render_error),
     Page("/v1/models/{model}", "A model, and whether it is ready", _one),
 )

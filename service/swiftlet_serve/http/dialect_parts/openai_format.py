@@ -27,7 +27,7 @@ TRUNCATION: Final = "set truncate_prompt_tokens to -1"
 
 
 class TruncatingRequest(ForeignBody):
-    """The fields of a request by which a client chooses what happens to long texts."""
+    """The fields of a request that choose whether long texts are truncated."""
 
     truncation: bool | None = None
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1)

@@ -1,10 +1,10 @@
 """Typed questions about one text, and how models answer them.
 
 A zero-shot model, or an embedding model, answers any question: each statement (the instructions, or the instructions
-followed by an option) is a hypothesis about the text, and its log-odds are those of entailment against contradiction. A
-classifier answers a choice among its own labels, and the predicates and scores that its manifest maps to labels. Both
-divide log-odds by the temperature that was fitted for the model. Questions that a model cannot answer are refused,
-never guessed.
+followed by an option) is a hypothesis about the text. Its log-odds weigh entailment against contradiction. A classifier
+answers a choice among its own labels, and the predicates and scores that its manifest maps to labels. Both divide
+log-odds by the temperature that was fitted for the model. Questions that a model cannot answer are refused, never
+guessed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Option(NamedTuple):
     value: str
     """Its name, which is a label of a classifier."""
     text: str
-    """What it means, which completes a hypothesis."""
+    """The meaning, which completes a hypothesis."""
     pointer: str
     """The JSON Pointer of the option, for errors."""
 
@@ -44,7 +44,7 @@ class Question:
 
     @property
     def statements(self) -> tuple[str, ...]:
-        """The statements of which a zero-shot or embedding model says how likely they are."""
+        """The statements whose likelihood a zero-shot or embedding model estimates."""
         if not self.options:
             return (self.instructions,)
         return tuple(f"{self.instructions} {option.text}".strip() for option in self.options)
@@ -58,9 +58,9 @@ class Inquiry(NamedTuple):
     """A request of the task that answers questions, and how its answer is read."""
 
     pipeline: Pipeline
-    """Of the task that answers."""
+    """The pipeline of the task that answers."""
     fields: Mapping[str, Any]
-    """Those of the request of the pipeline's task."""
+    """The fields of the task's request."""
     wording: Wording
     """Puts errors of this request in the terms of the questions."""
     read: Callable[[Any], list[Distribution]]
@@ -68,7 +68,7 @@ class Inquiry(NamedTuple):
 
 
 def ask(pipeline: Pipeline, text: str, questions: Sequence[Question], at: str, *, truncate: bool) -> Inquiry:
-    """Puts questions to a model. All statements become one request, so that the engine computes them together.
+    """Puts questions to a model. All statements become one request, which the engine computes together.
 
     Args:
         pipeline: the pipeline of the model.

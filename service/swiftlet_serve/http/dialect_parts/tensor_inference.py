@@ -1,7 +1,7 @@
 """Inference on tensors, as the Open Inference Protocol describes it over REST and gRPC.
 
-Texts are BYTES tensors. The names of inputs are those of our requests (`text`, or `question` and `context`), or those
-of other servers: `args` and `array_inputs` (MLServer), or any name if there is one input only (KServe).
+Texts are BYTES tensors. Inputs have the names of our requests (`text`, or `question` and `context`), or the names of
+other servers: `args` and `array_inputs` (MLServer), or any name if there is one input only (KServe).
 
 The fields of our answers become one tensor each, of shape (inputs, answers per input). The tensor `output` holds our
 answer to each input as JSON. A response has it where the client asks for it, where MLServer's names came in, and where
@@ -70,10 +70,10 @@ def find(runtime: Runtime, name: str, version: str = "", choice: VersionChoice =
         runtime: the loaded models.
         name: the name of the model, or a task to mean its default model.
         version: the version of the model. Empty: the one that is served.
-        choice: what the request's head says about the version.
+        choice: the version that the request's head asks for.
 
     Raises:
-        NotFound: there is no such model, or no such version of it.
+        NotFound: the model or its version does not exist.
         ModelLoading: the version is not in memory.
     """
     pipeline = runtime.catalog.find(name, choice)
@@ -110,7 +110,7 @@ def translate(
     Args:
         pipeline: the pipeline of the model.
         tensors: the inputs.
-        parameters: those of the request.
+        parameters: the parameters of the request.
         asked: the names of the outputs that the client asks for. Empty: all but `output`.
         respond: returns the response with these outputs.
 
@@ -288,7 +288,7 @@ def _choose(
     """Returns the outputs of a response.
 
     Raises:
-        Unprocessable: the client asks for an output that there is not.
+        Unprocessable: the client asks for an unknown output.
     """
     if not asked:
         yield from [*columns, _as_json(answers)] if mlserver or not columns else columns

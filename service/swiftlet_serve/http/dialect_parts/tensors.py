@@ -59,7 +59,7 @@ def from_bytes(name: str, datatype: str, shape: Sequence[int], data: memoryview,
     """Returns a tensor whose values are packed.
 
     Raises:
-        InvalidRequest: the bytes are not those of a tensor of this type, or a text is not UTF-8.
+        InvalidRequest: the bytes do not hold a tensor of this type, or a text is not UTF-8.
         Unprocessable: the type is unknown, or the number of values differs from the shape.
     """
     _python_type(datatype, pointer)
@@ -91,7 +91,7 @@ def check_size(values: int, pointer: str) -> None:
 
 
 def _unpack_texts(data: memoryview, pointer: str) -> list[str]:
-    packed = bytes(data)  # slices of bytes are quicker than those of a view
+    packed = bytes(data)  # slices of bytes are quicker than slices of a view
     texts: list[str] = []
     at, size = 0, len(packed)
     while at < size:

@@ -1,8 +1,8 @@
-"""The dialects: protocols of other servers, so that their clients work unchanged. One module each.
+"""The dialects: the protocols of other servers, whose clients work unchanged. Each dialect is a module.
 
-A dialect module defines the members of `Dialect` in `http/dialect_parts/dialect.py`. It translates a request
-into one of ours, and our answer and errors back. It runs nothing itself: deadlines, admission, limits and statistics
-are those of every request. No other file lists the dialects, so a new dialect is a new file in this package.
+A dialect module defines the members of `Dialect` in `http/dialect_parts/dialect.py`. It translates a request into one
+of ours, and our answer and errors back. It runs nothing itself: deadlines, admission, limits and statistics apply to
+all requests alike. No other file lists the dialects: to add a dialect, add a file to this package.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def load(name: str) -> Dialect:
     """Imports the dialect of this name.
 
     Raises:
-        SetupError: there is no such dialect.
+        SetupError: the dialect does not exist.
     """
     if name not in names():
         raise SetupError(f"There is no dialect {name!r}. The dialects are {', '.join(names())}.")

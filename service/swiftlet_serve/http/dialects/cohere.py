@@ -121,7 +121,7 @@ def _render(
     ranked: list[dict[str, Any]],
     record: RequestRecord,
 ) -> TaskResponse:
-    """Returns the response. The ranked texts are the `chosen` documents, and the `blank` ones are named."""
+    """Returns the response. The ranked texts are the `chosen` documents, and a warning names the `blank` ones."""
     results = [
         {"index": chosen[result["index"]], "relevance_score": result["score"]} | _document(result) for result in ranked
     ]

@@ -108,7 +108,7 @@ class DecisionsResponse(BaseModel):
 
 
 class Criteria(ForeignBody):
-    """What yes and no mean."""
+    """The meanings of yes and no."""
 
     true: str
     false: str
@@ -193,7 +193,7 @@ def _translation(
 
 
 def _conversation(messages: Sequence[Message]) -> str:
-    """Returns the texts of messages, one a line."""
+    """Returns the texts of messages, one per line."""
     return "\n".join(_text(message.content, f"/input/{i}/content") for i, message in enumerate(messages))
 
 

@@ -1,6 +1,6 @@
 """OpenAI's embeddings and list of models.
 
-Token ids instead of texts are ids of the model's own vocabulary, and are read exactly as they are. The special
+Token ids instead of texts are ids of the model's vocabulary, and are read exactly as they are. The special
 tokens of the model are put around them, unless they are there. Clients that send ids of OpenAI's vocabularies must be
 told to send texts.
 """

@@ -167,7 +167,7 @@ def rerank(runtime: Runtime, request: Request) -> Translation:
 
 
 def similarity(runtime: Runtime, request: Request) -> Translation:
-    """Translates a similarity request: the cosines of a sentence's vector with those of others."""
+    """Translates a similarity request: the cosines of one sentence's vector with the vectors of others."""
     pipeline, body = _default(runtime, request, "embed"), bodies.parse(SimilarityRequest, request.body)
     _check_direction(body.parameters.truncation_direction, "/parameters")
     fields = {

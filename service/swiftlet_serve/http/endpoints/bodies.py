@@ -45,7 +45,7 @@ def parse(model: type[BodyT], body: bytes | bytearray) -> BodyT:
         body.decode()
     except UnicodeDecodeError:
         raise InvalidRequest("invalid_utf8", "The body is not valid UTF-8. Encode it as UTF-8.") from None
-    # Parsing holds the interpreter lock, so that a thread would block the event loop as well.
+    # Parsing holds the interpreter lock: a thread would block the event loop as well.
     if has_more_items(body, model.max_items):
         raise too_many_items(model.max_items)
     try:
@@ -138,7 +138,7 @@ def _field_names(model: type[BaseModel]) -> frozenset[str]:
 
 QUOTE, COMMA, COLON, LIST, OBJECT = b'",:[{'
 FEW: Final = 4096
-"""Items that take little time to parse whatever they are."""
+"""The number of items of any type that take little time to parse."""
 MAX_FIELDS: Final = 3 * FEW
 """Lists, objects and fields of a text with more items. Each of them costs several times as much as a plain item."""
 MAX_NESTED: Final = 2 * FEW
@@ -163,7 +163,7 @@ def has_more_items(text: bytes | bytearray, limit: int) -> bool:
     has_few = text.count(b",") + text.count(b"[") + text.count(b"{") <= few
     if has_few and len(text) <= SHORT:
         return False
-    digits = np.frombuffer(text, np.uint8) - 48 < 10  # unsigned, so that others are above 9
+    digits = np.frombuffer(text, np.uint8) - 48 < 10  # unsigned: other characters are above 9
     if has_few and not _has_run(digits, HUGE):
         return False
     if b"\\" in text:  # outside of strings, it ends what a parser reads

@@ -1,4 +1,4 @@
-"""What answers the requests that run a model: body → task request → pipeline → response."""
+"""The endpoint of requests that run a model: body → task request → pipeline → response."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ MAX_RESPONSE_RATIO: Final = 16
 """The maximum size of a response, as a multiple of the body. 64 texts in fill-mask need seven or eight."""
 
 MARGIN: Final = 4
-"""How many times the maximum size a response may have whose least size is within it, so that no answer is lost."""
+"""Factor on the maximum size, for a response whose minimum size is within the maximum. No answer is then lost."""
 
 MAX_INLINE_SEQUENCES: Final = 64
-"""The number of sequences of a request from which on the response is written on a thread: 64 vectors take 2 ms."""
+"""Maximum sequences of a request whose response is written on the event loop: 64 vectors take 2 ms."""
 
 COMPUTE_HEADERS: Final = (
     "X-Compute-Type",
@@ -103,7 +103,7 @@ class ModelEndpoint:
         else:
             response = await pipeline.run_in_thread(render, answer, record)
         _check_response_size(len(response.body), MARGIN * max_bytes)
-        request.check_deadline(time.monotonic())  # a blocked event loop delays the pipeline's own timeout
+        request.check_deadline(time.monotonic())  # a blocked event loop delays the pipeline's timeout
         response.raw_headers += _compute_headers(record, pipeline.model.engine_name)
         return response
 
@@ -117,7 +117,7 @@ class ModelEndpoint:
         self._runtime.admission.reserve(record, remaining_s, request.priority, complete=True, client=record.account)
 
     def _max_response_bytes(self, pipeline: Pipeline, request: TaskRequest, body_bytes: int) -> int:
-        """Returns the size up to which responses are allowed.
+        """Returns the maximum size of a response.
 
         Raises:
             Unprocessable: the response would be larger in any case. The engine must not run in vain.
@@ -160,7 +160,7 @@ def renderer(request: TaskRequest) -> Callable[[Any, RequestRecord], TaskRespons
 
 
 class TaskResponse(Response):
-    """The response to a successful request. Starlette's own constructor takes a multiple of the time."""
+    """The response to a successful request. Starlette's constructor takes several times as long."""
 
     body: bytes
 
@@ -220,7 +220,7 @@ def _server_timing(ms: Mapping[Stage, float], batch_size: int) -> str:
 
 
 def _check_response_size(size: int, max_bytes: int) -> None:
-    """Limits the response, so that a small request cannot cause a large one.
+    """Limits the size of a response: a small request cannot cause a large one.
 
     Raises:
         Unprocessable: the response is larger than `max_bytes`.

@@ -147,7 +147,7 @@ def install(app: FastAPI, runtime: Runtime, others: Iterable[Mapping[str, Any]] 
     Args:
         app: the application.
         runtime: the loaded models.
-        others: the schemas of routes other than the tasks' and the server's own.
+        others: the schemas of routes that belong neither to tasks nor to the server.
     """
     served = [tasks.load(name).TASK for name in runtime.task_names]
     shown: list[Any] = [*(task.Request for task in served), Details, Problem, ModelInfo, Live, Ready, Status]

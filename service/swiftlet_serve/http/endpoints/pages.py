@@ -86,7 +86,7 @@ def served_models(runtime: Runtime) -> Route:
 def playground_files(tasks: Sequence[str]) -> Iterator[Route]:
     """Returns the routes of the playground's files.
 
-    Clients that are given the server's own address post to the page. Their error names the routes of `tasks`.
+    Clients that are given the server's address post to the page. Their error names the routes of `tasks`.
     """
     paths = ", ".join(f"/{task}" for task in tasks)
     advice = f"A request goes to the route of its task, and not to the server's own address. Use {paths}."
@@ -108,9 +108,11 @@ def paced(respond: Respond) -> Respond:
         async with lock:
             await asyncio.sleep(max(0.0, rest_end - time.monotonic()))
             started = time.monotonic()
+            work = asyncio.ensure_future(respond(request))
             try:
-                return await respond(request)
+                return await asyncio.shield(work)
             finally:
+                await asyncio.gather(work, return_exceptions=True)  # also if the client has gone: threads go on
                 now = time.monotonic()
                 rest_end = now + min(now - started, MAX_REST_S)
 

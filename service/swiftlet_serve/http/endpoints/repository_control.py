@@ -1,4 +1,4 @@
-"""The endpoints that load and unload models, on the admin port. Their paths and bodies are those of Triton.
+"""The endpoints that load and unload models, on the admin port. Their paths and bodies are Triton's.
 
 They need an admin key. Each returns when the change is complete, and changes nothing if it fails.
 """
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class LoadParameters(NullIsDefault):
-    """What to load. Other parameters of Triton's clients have no effect."""
+    """The version to load. Other parameters of Triton's clients have no effect."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -1,4 +1,4 @@
-"""The response of GET /status: a few numbers for people. GET /metrics has all of them for Prometheus."""
+"""The response of GET /status: a few numbers to read. GET /metrics has all of them for Prometheus."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from swiftlet_serve.telemetry.percentile import percentile
 from swiftlet_serve.telemetry.request_stats import ModelStats
 from swiftlet_serve.telemetry.snapshot import Snapshot
 
-WINDOW_S: Final = 60.0  # the age up to which a response counts as recent
+WINDOW_S: Final = 60.0  # maximum age of a recent response
 
 
 class Recent(BaseModel):

@@ -1,1 +1,1 @@
-"""What every request passes before its body is read: route, key, rate, deadline and admission; and its record."""
+"""The checks of every request before its body is read: route, key, rate, deadline and admission; and its record."""

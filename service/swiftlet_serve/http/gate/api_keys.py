@@ -91,7 +91,7 @@ class ApiKeys:
         return cls(lines)
 
     def replace(self, keys: ApiKeys) -> None:
-        """Takes the keys of another file in the place of these."""
+        """Replaces the keys by those of another file."""
         self.entries = keys.entries
 
     def owner(self, key: str) -> str | None:

@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse, Response
 
 METHODS: Final = ("GET", "POST")
 SAFE_HEADERS: Final = ("Accept", "Accept-Language", "Content-Language", "Content-Type")  # always allowed
-MAX_AGE_S: Final = 600  # for which browsers keep the answer to a preflight request
+MAX_AGE_S: Final = 600  # that browsers keep the answer to a preflight request
 
 
 class Cors:
@@ -56,7 +56,7 @@ class Cors:
         return response
 
     def add_headers(self, headers: Mapping[str, str], response_headers: list[tuple[bytes, bytes]]) -> None:
-        """Adds the headers by which a browser lets a page read a response. `headers` are those of the request."""
+        """Adds the headers that let a page read a response in a browser. `headers` are the request's."""
         if origin := self._origin(headers):
             response_headers.append((b"access-control-allow-origin", origin.encode("latin-1")))
             response_headers.append((b"access-control-expose-headers", self._exposed))

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Credentials:
-    """What the settings name: both, one of them, or neither."""
+    """The API keys and the TLS certificate of the settings. Either may be missing."""
 
     def __init__(
         self,
@@ -56,16 +56,16 @@ class Credentials:
         return None if self.certificate is None else self.certificate.context
 
     def reload(self) -> None:
-        """Reloads the files. What is invalid stays as it was."""
+        """Reloads the files. An invalid file has no effect."""
         for title, path, held in self._key_files:
             try:
                 held.replace(ApiKeys.read(path))
-                log.info("The %s were read anew.", title)
+                log.info("The %s were reloaded.", title)
             except SetupError as error:
                 log.warning("The %s stay as they were. %s", title, error)
         if self.certificate is not None:
             try:
                 self.certificate.reload()
-                log.info("The certificate was read anew. New connections use it.")
+                log.info("The certificate was reloaded. New connections use it.")
             except SetupError as error:
                 log.warning("The certificate stays as it was. %s", error)

@@ -152,7 +152,7 @@ class Gate:
         self._observe(request, None)
 
     def refuse_unread(self, error: SwiftletError, request_id: str) -> Response:
-        """Returns the response to a request that is so invalid that it has no head. Such requests are only counted."""
+        """Returns the response to a request whose head is invalid. Such requests are only counted."""
         self.count_refused(error.code)
         response = problem_details.render(error, request_id)
         response.raw_headers += [(b"x-request-id", request_id.encode()), NOSNIFF]
@@ -252,7 +252,7 @@ class Gate:
     def _observe(self, request: Request, status: int | None) -> None:
         """Completes a record and passes it to the observers, whose errors do not affect the response.
 
-        `status` is that of the response; None if the client disconnected before there was one.
+        `status` is the response's; None if the client disconnected before there was one.
         """
         record = request.record
         if request.route.runs_model:

@@ -31,8 +31,8 @@ def parse_address(text: str) -> IPv4Address | IPv6Address | None:
 def client_of(address: str) -> str:
     """Returns the client that all limits count an address to: an IPv4 address, or the /64 network of an IPv6 address.
 
-    A client has all addresses of its /64, and could otherwise use a new one for each request. Text that is no address
-    is returned as it is.
+    A client has all addresses of its /64, and could otherwise use a new one for each request. Text that is not an
+    address is returned as it is.
     """
     parsed = parse_address(address)
     if isinstance(parsed, IPv6Address):
@@ -49,7 +49,7 @@ def is_trusted(address: str, proxies: Sequence[Network]) -> bool:
 def client_address(peer: str, forwarded_for: Sequence[str], proxies: Sequence[Network]) -> str:
     """Returns the address that a request comes from.
 
-    Each proxy appends the address of its own peer to X-Forwarded-For. The list is therefore read from its end, for as
+    Each proxy appends the address of its peer to X-Forwarded-For. The list is therefore read from its end, for as
     long as a trusted proxy wrote the entry. A client can forge all entries further left.
 
     Args:

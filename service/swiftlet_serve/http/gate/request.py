@@ -1,4 +1,4 @@
-"""A request on its way through the gate, whatever transport it came by, and the route that answers it."""
+"""A request on its way through the gate, over any transport, and the route that answers it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Respond = Callable[["Request"], Awaitable[Response]]
 
 
 class Head(NamedTuple):
-    """What a transport knows of a request before it reads the body."""
+    """The parts of a request that a transport knows before it reads the body."""
 
     method: str
     path: str
@@ -68,11 +68,11 @@ class Route:
     json_only: bool = False
     """Whether bodies must be declared as JSON."""
     max_body_bytes: int | None = None
-    """The maximum size of a body; None for that of the settings."""
+    """The maximum size of a body; None for the maximum of the settings."""
     public: bool = False
     """Whether it needs no API key."""
     advice: str = ""
-    """What to do instead of a POST, for a route of another method to which clients post by mistake."""
+    """An alternative to POST, for a route of another method that clients post to by mistake."""
     render_error: RenderError = problem_details.render
     description: Mapping[str, Any] | None = None
     """The description in /openapi.json, as arguments of FastAPI's routes; None leaves the route out."""

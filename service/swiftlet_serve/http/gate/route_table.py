@@ -18,10 +18,10 @@ class Match(NamedTuple):
     """The route of a path, and the parameters of a request's path."""
 
     route: Route
-    """That of the method, or the first one of the path if none supports the method."""
+    """The route of the method. If no route supports the method, the first route of the path."""
     parameters: Mapping[str, str]
     allow: str
-    """The supported methods if the route does not support that of the request, and otherwise empty."""
+    """The supported methods if the route does not support the request's method; otherwise empty."""
 
 
 class RouteTable:
