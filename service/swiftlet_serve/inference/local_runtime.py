@@ -1,4 +1,4 @@
-"""The runtime with its own queues and engines: opens the artifacts, starts the engines, and loads later versions."""
+"""The runtime with queues and engines in its process: opens artifacts, starts the engines, and loads later versions."""
 
 from __future__ import annotations
 

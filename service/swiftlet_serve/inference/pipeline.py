@@ -25,7 +25,7 @@ from swiftlet_serve.types.topk import Ranked
 
 MAX_INLINE_CHARACTERS: Final = 300  # encoding up to this many takes no longer than a thread switch (0.15 ms)
 MAX_INLINE_VALUES: Final = 256  # decoding up to this many numbers takes no longer than a thread switch (0.1 ms)
-# Of one request, whose rows stay in memory until the last one is there. A task with small rows may allow more.
+# Limit of one request, whose rows stay in memory until the last one arrives. A task with small rows may allow more.
 MAX_SEQUENCES: Final = 256
 
 P = ParamSpec("P")

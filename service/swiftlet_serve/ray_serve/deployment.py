@@ -58,9 +58,9 @@ class Scale(BaseModel):
     min_replicas: int = Field(1, ge=1, description="Least number of replicas.")
     max_replicas: int = Field(1, ge=1, description="Greatest number of replicas.")
     target_wait_ms: float = Field(100, gt=0, description="Time that a new request may wait before replicas are added.")
-    target_utilization: float = Field(0.7, gt=0, lt=1, description="Share of time in which the engines should work.")
-    upscale_delay_s: float = Field(10, ge=0, description="Time for which more replicas are needed until they start.")
-    downscale_delay_s: float = Field(300, ge=0, description="Time for which fewer replicas are enough until they stop.")
+    target_utilization: float = Field(0.7, gt=0, lt=1, description="Share of time that the engines should work.")
+    upscale_delay_s: float = Field(10, ge=0, description="Time that more replicas are needed before they start.")
+    downscale_delay_s: float = Field(300, ge=0, description="Time that fewer replicas are enough before they stop.")
     interval_s: float = Field(5, gt=0, description="Time between two reports of a replica to the autoscaler.")
 
     @model_validator(mode="after")

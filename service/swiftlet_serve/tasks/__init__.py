@@ -90,6 +90,6 @@ def is_causal(manifest: Manifest) -> bool:
 
 
 def check_unlabelled(manifest: Manifest) -> None:
-    """Raises ValueError if an artifact has labels, for a task that has none."""
+    """Raises ValueError if an artifact has labels, for a task without labels."""
     if manifest.labels:
         raise ValueError(f"a model for {manifest.task} has no labels.")

@@ -91,7 +91,7 @@ class ApiKeys:
         return cls(lines)
 
     def replace(self, keys: ApiKeys) -> None:
-        """Replaces the keys by those of another file."""
+        """Replaces the keys by the keys of another file."""
         self.entries = keys.entries
 
     def owner(self, key: str) -> str | None:

@@ -62,7 +62,7 @@ async def _no_route(_: Request) -> Response:
 
 
 NO_ROUTE: Final = Route("", OTHER, _no_route)
-"""That of a path that no route has."""
+"""The route of an unknown path."""
 
 
 class Gate:
@@ -125,7 +125,7 @@ class Gate:
             response = await request.route.respond(request)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # also a panic of a library in Rust, which is no Exception
+        except BaseException as error:  # also a panic of a library in Rust, which is not an Exception
             is_cancelled = isinstance(error, asyncio.CancelledError)
             if request.is_disconnected or (request.client_cancels and is_cancelled):
                 self.abandon(request)

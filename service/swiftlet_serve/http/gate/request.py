@@ -88,13 +88,13 @@ class Request:
     record: RequestRecord
     route: Route
     parameters: Mapping[str, str]
-    """Those of the path."""
+    """The parameters of the path."""
     render_error: RenderError
     """Makes the response if the request fails."""
     max_body_bytes: int
     body: bytearray | bytes
     deadline: Deadline = math.inf
-    """Of the response, in seconds of `time.monotonic()`. Only requests that run a model have one."""
+    """The deadline of the response, in seconds of `time.monotonic()`. Only requests that run a model have one."""
     priority: Priority = "interactive"
     version: VersionChoice = ANY
     is_disconnected: bool = False
