@@ -89,7 +89,7 @@ class Request(Strict):
 
 
 class Details(BaseModel):
-    """The share of a request's texts that was read."""
+    """How much of the texts of a request was read."""
 
     input_tokens: Annotated[
         int, Field(description="Tokens of all sequences before they were cut, special tokens included.")

@@ -104,8 +104,8 @@ class Answer(BaseModel):
     score: Annotated[
         float,
         Field(
-            description="Probability of the span, or the sum over equal answers. The windows of a long context "
-            "overlap and have independent probabilities: a sum may exceed 1."
+            description="Probability of the span, or the sum of those of equal answers. The windows of a long context "
+            "overlap and each has probabilities of its own, so that a sum may exceed 1."
         ),
     ]
     start: Annotated[int, Field(description="Start of the answer in the context, in code points.")]

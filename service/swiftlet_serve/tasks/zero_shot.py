@@ -76,7 +76,7 @@ class ZeroShotParameters(Strict):
     ] = None
     multi_label: Annotated[
         bool,
-        Field(description="If true, each label has an independent probability. If false, the probabilities sum to 1."),
+        Field(description="If true, each label has a probability of its own. If false, the probabilities sum to 1."),
     ] = False
     truncation: Annotated[
         bool, Field(description="Truncates a text that exceeds the model's token limit. If false, rejects it.")

@@ -108,7 +108,7 @@ class DecisionsResponse(BaseModel):
 
 
 class Criteria(ForeignBody):
-    """The meanings of yes and no."""
+    """What yes and no mean."""
 
     true: str
     false: str
