@@ -51,7 +51,11 @@ def assert_problem(response: Any, status: int, code: str) -> dict[str, Any]:
 
 def admin_app(runtime: Runtime, control: RepositoryControl | None = None, keys: ApiKeys | None = None) -> ASGIApp:
     """Returns the admin port's gate as an ASGI application."""
-    transport = AsgiTransport(create_admin_gate(runtime, control, keys), runtime.open)
+
+    async def opened() -> None:
+        """Does nothing: the public application opens the runtime, on its own event loop."""
+
+    transport = AsgiTransport(create_admin_gate(runtime, control, keys), opened)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
