@@ -1,4 +1,4 @@
-"""SIGHUP: a running server reads its API keys and its certificate anew."""
+"""SIGHUP: a running server reloads its API keys and its certificate."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def status(server: Process, key: str) -> int:
     return (await ask(server.port, "/models", None, [f"X-API-Key: {key}"])).status
 
 
-async def test_keys_are_read_anew_and_a_bad_file_changes_nothing(artifact_dir, tmp_path):
+async def test_keys_are_reloaded_and_a_bad_file_changes_nothing(artifact_dir, tmp_path):
     (old, old_line), (new, new_line) = make_key("old"), make_key("new")
     file = tmp_path / "keys"
     file.touch(0o600)

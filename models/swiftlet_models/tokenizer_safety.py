@@ -15,7 +15,7 @@ from swiftlet_models.added_tokens import TokenizerError
 
 MAX_STEPS: Final = 64
 MAX_GROWTH: Final = 8.0
-"""The largest growth of a text by all replacements together. Unicode's normal forms may add a factor of 18."""
+"""How many times its length a text may have after all replacements. Unicode's normal forms may multiply that by 18."""
 LONGEST_FORM: Final = 18  # characters of the longest normal form, U+FDFA's
 MAX_PREFIX: Final = 64  # characters, that are put before a text, or at an end of each part of a word
 MAX_WORD: Final = 1000  # characters: the library tries all parts of a word, in WordPiece models

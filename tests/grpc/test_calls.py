@@ -32,10 +32,6 @@ from tests.support.grpc_server import Client, columns, request, serving
 FINE = request("classify", {"text": ["fine"]})
 
 
-def run(scenario: Any) -> Any:
-    return asyncio.run(asyncio.wait_for(scenario, 3 * PATIENCE_S))
-
-
 @pytest.fixture
 def runtime(artifact_dir) -> LocalRuntime:
     return make_runtime(artifact_dir, grpc_port=0)

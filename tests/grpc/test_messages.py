@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,14 +17,9 @@ from swiftlet_serve.grpc import messages
 from swiftlet_serve.grpc import open_inference_pb2 as pb
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from tests.support.apps import SECRET, make_runtime
-from tests.support.fakes import PATIENCE_S
 from tests.support.grpc_server import FAULTS, columns, damage, damaged_sources, request, serving, valid_request
 
 DAMAGES = 600
-
-
-def run(scenario: Any) -> Any:
-    return asyncio.run(asyncio.wait_for(scenario, 3 * PATIENCE_S))
 
 
 @pytest.fixture(scope="module")

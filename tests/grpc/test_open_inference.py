@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from swiftlet_serve.http.app import create_app
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from tests.support.artifacts import LABELS, make_artifact
-from tests.support.fakes import PATIENCE_S
 from tests.support.grpc_server import columns, request, serving
 
 TEXTS = ["a warm film", "서울의 봄은 짧지만 아름답다 🎬", "e\u0301"]
@@ -45,10 +43,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 @pytest.fixture
 def settings(models: tuple[str, ...]) -> Settings:
     return Settings(models=models, engine="echo", cores=2, grpc_port=0)
-
-
-def run(scenario: Any) -> Any:
-    return asyncio.run(asyncio.wait_for(scenario, 3 * PATIENCE_S))
 
 
 @pytest.mark.parametrize("task", sorted(LABELS))

@@ -36,10 +36,6 @@ FINE = request("classify", {"text": ["fine"]})
 SERVING, NOT_SERVING, UNKNOWN = 1, 2, 3
 
 
-def run(scenario: Any) -> Any:
-    return asyncio.run(asyncio.wait_for(scenario, 3 * PATIENCE_S))
-
-
 @pytest.fixture
 def runtime(artifact_dir) -> LocalRuntime:
     return make_runtime(artifact_dir, grpc_port=0)

@@ -13,7 +13,6 @@ import httpx2
 import numpy as np
 import pytest
 import uvicorn
-import uvloop
 
 from swiftlet_serve.grpc import open_inference_pb2 as pb
 from swiftlet_serve.http.app import create_app
@@ -104,10 +103,6 @@ async def over_grpc(runtime: Runtime, keys: ApiKeys | None, records: list[Reques
 
 
 TRANSPORTS = pytest.mark.parametrize("transport", [http, asgi, over_grpc])
-
-
-def run(scenario: Awaitable[None]) -> None:
-    uvloop.run(asyncio.wait_for(scenario, 3 * PATIENCE_S))
 
 
 def runtime_of(artifact_dir: Path, **settings: Any) -> Runtime:

@@ -16,7 +16,7 @@ from swiftlet_serve.ray_serve import application
 from swiftlet_serve.ray_serve.autoscaling import QUEUE_WAIT, UTILIZATION
 from swiftlet_serve.ray_serve.deployment import DEPLOYMENT, RAYS_OWN, Replica
 from swiftlet_serve.settings import Settings
-from tests.support.repositories import in_event_loop, make_version
+from tests.support.repositories import make_version
 
 BODY = {"inputs": "hello"}
 
@@ -39,7 +39,6 @@ async def running(prefix: str = "", **settings: Any) -> AsyncIterator[tuple[Repl
     await lifespan.shutdown()
 
 
-@in_event_loop
 async def test_replica_answers_as_a_server_does(artifact_dir):
     async with running(models=str(artifact_dir / "tiny-classify")) as (replica, client):
         await replica.check_health()
@@ -51,7 +50,6 @@ async def test_replica_answers_as_a_server_does(artifact_dir):
     assert late.status_code == 422
 
 
-@in_event_loop
 async def test_replica_answers_below_a_route_prefix(artifact_dir):
     async with running("/texts", models=str(artifact_dir / "tiny-classify")) as (_, client):
         answer = await client.post("classify", json=BODY)
@@ -61,7 +59,6 @@ async def test_replica_answers_below_a_route_prefix(artifact_dir):
     assert [one.status_code for one in (answer, models, unknown)] == [200, 200, 404]
 
 
-@in_event_loop
 async def test_replica_reports_its_queue_and_its_engines(artifact_dir):
     async with running(models=str(artifact_dir / "tiny-classify")) as (replica, client):
         idle = await replica.record_autoscaling_stats()
@@ -73,7 +70,6 @@ async def test_replica_reports_its_queue_and_its_engines(artifact_dir):
     assert 0 < busy[UTILIZATION] <= 1
 
 
-@in_event_loop
 async def test_replica_that_stops_is_not_healthy(artifact_dir):
     async with running(models=str(artifact_dir / "tiny-classify")) as (replica, _):
         pass
@@ -82,7 +78,6 @@ async def test_replica_that_stops_is_not_healthy(artifact_dir):
         await replica.check_health()
 
 
-@in_event_loop
 async def test_replica_serves_a_model_repository(tmp_path):
     make_version(tmp_path, "one", 1)
     async with running(repository=str(tmp_path)) as (_, client):
@@ -92,7 +87,6 @@ async def test_replica_serves_a_model_repository(tmp_path):
     assert answer.headers["X-Model-Version"] == "1"
 
 
-@in_event_loop
 async def test_replica_requires_api_keys(artifact_dir, tmp_path):
     (tmp_path / "keys").write_text("")
     with pytest.raises(SetupError, match="key"):

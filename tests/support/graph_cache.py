@@ -69,7 +69,7 @@ def structure(model: Model) -> str:
 
 
 class _StructurePickler(pickle.Pickler):
-    """Writes the shape of a tensor in the place of its values, and the same number for the same tensor."""
+    """Writes the shape of a tensor instead of its values, and the same number for the same tensor."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)

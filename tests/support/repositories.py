@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import json
 import shutil
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import httpx2
 
@@ -25,18 +23,6 @@ from swiftlet_serve.telemetry.shadow_stats import ShadowStats
 from swiftlet_serve.telemetry.snapshot import RepositoryState, VersionState
 from tests.support.artifacts import LABELS, make_artifact, reseal
 from tests.support.fakes import PATIENCE_S
-
-P = ParamSpec("P")
-
-
-def in_event_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Makes an asynchronous test one that pytest runs."""
-
-    @functools.wraps(test)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
 
 
 def make_version(root: Path, name: str, number: int, task: str = "classify", **changes: Any) -> Path:

@@ -98,15 +98,14 @@ def create_app(
         telemetry=NO_TELEMETRY,
     )
     served_dialects = {name: dialects.load(name) for name in runtime.settings.dialects or dialects.names()}
+    schemas = {name: dialect_routes.schemas(name, dialect) for name, dialect in served_dialects.items()}
     origins = runtime.settings.cors_origins
     cors = Cors(origins, CORS_ALLOWED, CORS_EXPOSED) if origins else None
-    app.gate = Gate(runtime, [*_routes(runtime, served_dialects), _openapi_route(app)], keys, observers, cors)
+    app.gate = Gate(runtime, [*_routes(runtime, served_dialects, schemas), _openapi_route(app)], keys, observers, cors)
     transport = AsgiTransport(app.gate, opening.open)
     app.router.routes += [GateRoute(route, transport) for route in app.gate.table.routes]
     app.router.default = transport
-    openapi.install(
-        app, runtime, [dialect_routes.definitions(name, dialect) for name, dialect in served_dialects.items()]
-    )
+    openapi.install(app, runtime, [definitions for _, definitions in schemas.values()])
     return app
 
 
@@ -149,7 +148,9 @@ class Opening:
         await self._runtime.close()
 
 
-def _routes(runtime: Runtime, served_dialects: Mapping[str, Dialect]) -> Iterator[Route]:
+def _routes(
+    runtime: Runtime, served_dialects: Mapping[str, Dialect], schemas: Mapping[str, tuple[Any, Any]]
+) -> Iterator[Route]:
     """Returns all routes. Of two with the same path, the first one counts."""
     own = {f"/{task}": task_translation(runtime, task) for task in runtime.task_names}
     translations = dialect_routes.with_dialects(runtime, own, served_dialects)
@@ -171,7 +172,7 @@ def _routes(runtime: Runtime, served_dialects: Mapping[str, Dialect]) -> Iterato
     yield pages.server_status(runtime)
     yield from pages.playground_files(runtime.task_names)
     for name, dialect in served_dialects.items():
-        yield from dialect_routes.routes(runtime, name, dialect)
+        yield from dialect_routes.routes(runtime, name, dialect, schemas[name][0])
 
 
 async def _answer(request: FastAPIRequest) -> Response:

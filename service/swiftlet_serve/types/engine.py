@@ -44,7 +44,7 @@ class Engine(Protocol):
 
     @property
     def title(self) -> str:
-        """The runtime that the engine chose, as text to show: one engine may have several and fall back to another.
+        """The name of the runtime that the engine chose. An engine may have several and fall back.
 
         It changes only when the engine finds a wrong sum.
         """

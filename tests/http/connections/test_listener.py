@@ -11,11 +11,6 @@ import pytest
 
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.http.connections.listener import RETRY_S, Listener, bind
-from tests.support.fakes import PATIENCE_S
-
-
-def run(scenario):
-    return asyncio.run(asyncio.wait_for(scenario, 3 * PATIENCE_S))
 
 
 async def test_closing_listener_refuses_new_connections():

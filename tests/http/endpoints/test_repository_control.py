@@ -14,7 +14,7 @@ from swiftlet_serve.http.gate.api_keys import ApiKeys, make_key
 from swiftlet_serve.http.gate.request import Head, Request
 from tests.support.apps import admin_app, assert_problem
 from tests.support.fakes import PATIENCE_S
-from tests.support.repositories import in_event_loop, make_version, served
+from tests.support.repositories import make_version, served
 
 KEY, LINE = make_key("operator")
 
@@ -31,7 +31,6 @@ def admin(server) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://admin")
 
 
-@in_event_loop
 async def test_versions_are_loaded_and_unloaded(root):
     async with served(root) as server, admin(server) as client:
         client.headers["x-api-key"] = KEY
@@ -50,7 +49,6 @@ async def test_versions_are_loaded_and_unloaded(root):
         assert_problem(await client.post(unload), 404, "unknown_model")
 
 
-@in_event_loop
 async def test_change_goes_on_when_the_client_disconnects(root, monkeypatch):
     async with served(root) as server:
         gate = create_admin_gate(server.runtime, RepositoryControl(server.manager, server.runtime), ApiKeys([LINE]))
@@ -78,7 +76,6 @@ async def test_change_goes_on_when_the_client_disconnects(root, monkeypatch):
                 await asyncio.sleep(0.01)
 
 
-@in_event_loop
 async def test_failed_version_is_in_the_index_and_in_the_response(root):
     (root / "flowers" / "2" / "card.json").write_text("{}")
     async with served(root) as server, admin(server) as client:
@@ -93,7 +90,6 @@ async def test_failed_version_is_in_the_index_and_in_the_response(root):
 
 
 @pytest.mark.parametrize("path", ["/v2/repository/index", "/v2/repository/models/flowers/load"])
-@in_event_loop
 async def test_control_needs_an_admin_key(path, root):
     async with served(root) as server, admin(server) as client:
         assert_problem(await client.post(path), 401, "missing_key")
@@ -101,7 +97,6 @@ async def test_control_needs_an_admin_key(path, root):
         assert_problem(await client.get(path, headers={"x-api-key": KEY}), 405, "method_not_allowed")
 
 
-@in_event_loop
 async def test_without_admin_keys_there_is_no_control(root):
     async with served(root) as server:
         app = admin_app(server.runtime)
@@ -121,7 +116,6 @@ async def test_without_admin_keys_there_is_no_control(root):
         (b" " * 70_000, 413),
     ],
 )
-@in_event_loop
 async def test_bad_bodies_change_nothing(body, status, root):
     async with served(root) as server, admin(server) as client:
         client.headers["x-api-key"] = KEY
@@ -130,7 +124,6 @@ async def test_bad_bodies_change_nothing(body, status, root):
         assert await server.version() == 2
 
 
-@in_event_loop
 async def test_unknown_models_and_versions(root):
     async with served(root) as server, admin(server) as client:
         client.headers["x-api-key"] = KEY

@@ -11,12 +11,7 @@ from click.testing import CliRunner
 
 from swiftlet_serve.cli.main import main
 from tests.support.certificates import make_certificate
-from tests.support.fakes import PATIENCE_S
 from tests.support.processes import ask, request, serving
-
-
-def run(scenario):
-    return asyncio.run(asyncio.wait_for(scenario, 3 * PATIENCE_S))
 
 
 @pytest.fixture(scope="module")

@@ -79,9 +79,8 @@ def with_dialects(
     return shared
 
 
-def routes(runtime: Runtime, name: str, dialect: Dialect) -> Iterator[Route]:
-    """Returns the routes of a dialect, except those that it shares with tasks."""
-    described, _ = _schemas(name, dialect)
+def routes(runtime: Runtime, name: str, dialect: Dialect, described: Mapping[Any, Any]) -> Iterator[Route]:
+    """Returns the routes of a dialect, except those that it shares with tasks. `described` is the first of `schemas`."""
     for operation in dialect.OPERATIONS:
         if operation.fields:
             continue
@@ -123,12 +122,7 @@ def routes(runtime: Runtime, name: str, dialect: Dialect) -> Iterator[Route]:
         )
 
 
-def definitions(name: str, dialect: Dialect) -> dict[str, Any]:
-    """Returns the schemas that the descriptions of a dialect's routes refer to, for the OpenAPI document."""
-    return _schemas(name, dialect)[1]
-
-
-def _schemas(name: str, dialect: Dialect) -> tuple[dict[Any, Any], dict[str, Any]]:
+def schemas(name: str, dialect: Dialect) -> tuple[dict[Any, Any], dict[str, Any]]:
     """Returns the schemas of each path's request and response, and those that they refer to, with prefixed names."""
     models: list[Any] = []
     for operation in dialect.OPERATIONS:
@@ -136,8 +130,8 @@ def _schemas(name: str, dialect: Dialect) -> tuple[dict[Any, Any], dict[str, Any
             (operation.path, "validation", TypeAdapter(operation.body)),
             (operation.path, "serialization", TypeAdapter(operation.answer)),
         ]
-    schemas, document = TypeAdapter.json_schemas(models, ref_template=f"{SCHEMAS}{name}.{{model}}")
-    return dict(schemas), {f"{name}.{model}": schema for model, schema in document.get("$defs", {}).items()}
+    of_paths, document = TypeAdapter.json_schemas(models, ref_template=f"{SCHEMAS}{name}.{{model}}")
+    return dict(of_paths), {f"{name}.{model}": schema for model, schema in document.get("$defs", {}).items()}
 
 
 def _respond(runtime: Runtime, page: Page) -> Respond:

@@ -140,15 +140,15 @@ QUOTE, COMMA, COLON, LIST, OBJECT = b'",:[{'
 FEW: Final = 4096
 """The number of items of any type that take little time to parse."""
 MAX_FIELDS: Final = 3 * FEW
-"""Lists, objects and fields of a text with more items. Each of them costs several times as much as a plain item."""
+"""The most lists, objects and fields of a text with more items. Each costs several times as much as a plain item."""
 MAX_NESTED: Final = 2 * FEW
-"""Lists and objects of a text with more items. pydantic copies them into its errors, once for each type of a union."""
+"""The most lists and objects of a text with more items. pydantic copies them into the errors of each union type."""
 MAX_DIGITS: Final = 18
-"""Digits of a number in a text with more items. Larger integers cost microseconds each."""
+"""The most digits of a number in a text with more items. Larger integers cost microseconds each."""
 SHORT: Final = 65_536
 """Bytes of a text whose numbers take little time to parse if its items are few."""
 HUGE: Final = 400
-"""Digits of a number in a longer text. The time to parse an integer grows with the square of its digits."""
+"""The most digits of a number in a longer text. The time to parse an integer grows with the square of its digits."""
 
 
 def has_more_items(text: bytes | bytearray, limit: int) -> bool:
