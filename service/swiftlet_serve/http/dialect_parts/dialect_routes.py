@@ -80,7 +80,7 @@ def with_dialects(
 
 
 def routes(runtime: Runtime, name: str, dialect: Dialect, described: Mapping[Any, Any]) -> Iterator[Route]:
-    """Returns the routes of a dialect, except those that it shares with tasks. `described` is the first of `schemas`."""
+    """Returns the routes of a dialect, except those that it shares with tasks. `described` is from `schemas`."""
     for operation in dialect.OPERATIONS:
         if operation.fields:
             continue
