@@ -1,4 +1,4 @@
-"""Folding: a network's parameters as the few matrix products that the CPU engines run.
+"""Folding: a network as a program of few steps, and the parameters of the steps.
 
 Every rewrite is exact:
 
@@ -15,15 +15,15 @@ Every rewrite is exact:
 Products and words are computed from the parameters when they are read, rows by rows, so that a network in fp32 is never
 in memory as a whole.
 
-`Folded.products` are (N, K) with a bias (N,), `vectors` all other parameters, and `words` the word table (V, E). I is
-the number of a layer and J the number of a feed-forward network:
+`Folded.program` are the steps. `Folded.products` are (N, K) with a bias (N,), `vectors` all other parameters, and
+`words` the word table (V, E). I is the number of a layer and J the number of a feed-forward network:
 
     embeddings.position, .token_type and .projection (if there is one), .norm (LayerNorm only)
     position_bias (A, 2 P - 1) for P positions: the distance d from a query to a key has the column P - 1 + d
     layers.I.key_value, .query_residual (the residual only with a bottleneck), .output, .leave (with a bottleneck)
     layers.I.feed_forward.J.inner, .outer
-    head.transform, .norm (if there is one), .decoder; or head.pooler (if there is one), .output, .output_bias. A
-    head that only pools has neither.
+    head.transform, .norm (if there is one), .decoder; or head.pooler (if there is one), .output. A head that only pools
+    has neither.
 
 Each product that ends in a residual addition, X, has the vector X.gain (NoNorm) or the vectors X.norm (LayerNorm). If
 the norms precede, it has neither, and there are layers.I.attention_norm, .feed_forward.J.norm and final_norm. A norm is
@@ -34,17 +34,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models import architectures
-from swiftlet_models.architectures.traits import FeedForwardTraits, PositionBias, Traits
+from swiftlet_models.architectures.traits import PositionBias, Traits
 from swiftlet_models.artifact import Artifact, Embedding, Pooling
 from swiftlet_models.errors import ModelError
 from swiftlet_models.parameters import Sizes, check_artifact, check_parameters, configure
+from swiftlet_models.program import (
+    JOIN,
+    WORDS,
+    Attend,
+    Block,
+    Index,
+    LookUp,
+    Multiply,
+    Norm,
+    Place,
+    Program,
+    Read,
+    Step,
+)
 
 Array = NDArray[np.floating[Any]]
 
@@ -112,19 +127,21 @@ def blocks(matrix: Matrix) -> Iterator[slice]:
 class Folded:
     """A folded network, ready to be quantised."""
 
-    traits: Traits
-    hidden: int
-    inner: int  # the width inside a layer
-    intermediate: int
-    epsilon: float  # of every LayerNorm
-    order: tuple[int, ...]  # the number of the layer at each depth
-    words: Matrix  # (V, E)
+    program: Program
     outputs: int
-    head_activation: str | None = None  # of the pooler or the transform, if the head has one
-    pooling: Pooling = "cls"  # how the head reads the tokens of a sequence; "cls" reads the positions in focus
-    dense: str | None = None  # the activation of the head's output
+    words: Matrix  # (V, E)
     products: dict[str, Product] = field(default_factory=dict)
     vectors: dict[str, Array] = field(default_factory=dict)
+
+    def product(self, name: str) -> Product:
+        """Returns a product, also one that `program.joined` makes."""
+        parts = [self.products[part] for part in name.split(JOIN)]
+        return parts[0] if len(parts) == 1 else _stack(*parts)
+
+    @property
+    def positions(self) -> int:
+        """P, the most tokens of a sequence."""
+        return len(self.vectors["embeddings.position"])
 
 
 def fold(
@@ -148,8 +165,10 @@ def fold(
     sizes = check_parameters(own, {name: weight.shape for name, weight in weights.items()}, embedding=embedding)
     traits = own.traits()
     _check_traits(traits)
-    folded = _fold_encoder(traits, sizes, weights)
-    _fold_head(folded, weights, own.pooler, own.prediction_act, embedding)
+    network = _Network(traits, sizes, weights)
+    network.fold_encoder(embedding.pooling if embedding else "cls")
+    network.fold_head(own.pooler, own.prediction_act, embedding)
+    folded = network.folded()
     _check_widths(folded, multiple)
     return folded
 
@@ -183,148 +202,243 @@ def _check_traits(traits: Traits) -> None:
             raise FoldingError(reason)
 
 
-def _fold_encoder(traits: Traits, sizes: Sizes, weights: Weights) -> Folded:
-    names = list(dict.fromkeys(traits.layers))  # of distinct layers
-    folded = Folded(
-        traits=traits,
-        hidden=sizes.hidden,
-        inner=sizes.inner,
-        intermediate=sizes.intermediate,
-        epsilon=float(traits.epsilon or 0),
-        order=tuple(names.index(name) for name in traits.layers),
-        words=weights["encoder.embeddings.word.weight"],
-        outputs=sizes.outputs,
-    )
-    _fold_embeddings(folded, weights)
-    if traits.position_bias:
-        _fold_position_bias(folded, traits.position_bias, weights)
-    if traits.norm_position == "before":
-        _take_norm(folded, "final_norm", weights, "encoder.norm")
-    for i, name in enumerate(names):
-        _fold_attention(folded, weights, f"layers.{i}.", f"encoder.{name}.")
-        for j, network in enumerate(traits.feed_forward):
-            _fold_feed_forward(folded, weights, f"layers.{i}.feed_forward.{j}.", f"encoder.{name}.", network)
-        if traits.bottleneck:
-            _add_residual_product(folded, f"layers.{i}.leave", weights, f"encoder.{name}.", "leave", "leave_norm")
-    return folded
+class _Network:
+    """A network that is being folded: its parameters and its blocks of steps so far."""
 
+    def __init__(self, traits: Traits, sizes: Sizes, weights: Weights) -> None:
+        self.traits, self.sizes, self.weights = traits, sizes, weights
+        self.words = weights["encoder.embeddings.word.weight"]
+        self.products: dict[str, Product] = {}
+        self.vectors: dict[str, Array] = {}
+        self.blocks: list[Block] = []
+        self.widths = {"hidden": sizes.hidden, "attended": sizes.inner, "widened": sizes.intermediate}
+        self.result = "hidden"
+        self.norm_first = traits.norm_position == "before"
 
-def _fold_embeddings(folded: Folded, weights: Weights) -> None:
-    traits, source = folded.traits.embedding, "encoder.embeddings."
-    tables = {"embeddings.position": _array(weights, source + "position.weight")[traits.position_offset :]}
-    if traits.token_types:
-        tables["embeddings.token_type"] = _array(weights, source + "token_type.weight")
-    elif source + "token_type.weight" in weights:
-        (row,) = _array(weights, source + "token_type.weight")
-        tables["embeddings.position"] = tables["embeddings.position"] + row
-    if traits.norm == "no_norm":
-        gain = _array(weights, source + "norm.weight")
-        folded.products["embeddings.projection"] = _with_no_norm(weights, source + "projection", source + "norm")
-        tables = {name: table * gain for name, table in tables.items()}
-    else:
+    def folded(self) -> Folded:
+        program = Program(tuple(self.blocks), self.widths, self.result)
+        return Folded(program, self.sizes.outputs, self.words, self.products, self.vectors)
+
+    # ---- parameters
+
+    def array(self, name: str) -> Array:
+        return np.asarray(self.weights[name])
+
+    def product(self, name: str) -> Product:
+        return Product(self.weights[name + ".weight"], self.array(name + ".bias"))
+
+    def take_norm(self, name: str, source: str) -> None:
+        for part in (".weight", ".bias"):
+            self.vectors[name + part] = self.array(source + part)
+
+    def with_no_norm(self, name: str, norm: str) -> Product:
+        """Returns a product and the NoNorm that follows it as one product."""
+        product, gain, bias = self.product(name), self.array(norm + ".weight"), self.array(norm + ".bias")
+        matrix = product.matrix
+        scaled = Computed(matrix.shape, matrix.dtype, lambda rows: matrix[rows] * gain[rows, None])
+        return Product(scaled, product.bias * gain + bias)
+
+    def bottleneck(self, name: str) -> Product:
+        return self.with_no_norm(name + ".dense", name + ".norm")
+
+    def take_residual_product(self, name: str, source: str, product: str, norm: str) -> None:
+        """Takes a product that a residual is added to, and the norm that follows, unless the norms precede."""
+        if self.traits.norm == "no_norm":
+            self.products[name] = self.with_no_norm(source + product, source + norm)
+            self.vectors[name + ".gain"] = self.array(f"{source}{norm}.weight")
+        else:
+            self.products[name] = self.product(source + product)
+            if not self.norm_first:
+                self.take_norm(name + ".norm", source + norm)
+
+    def take_tables(self) -> None:
+        traits, source = self.traits.embedding, "encoder.embeddings."
+        tables = {"embeddings.position": self.array(source + "position.weight")[traits.position_offset :]}
+        if traits.token_types:
+            tables["embeddings.token_type"] = self.array(source + "token_type.weight")
+        elif source + "token_type.weight" in self.weights:
+            (row,) = self.array(source + "token_type.weight")
+            tables["embeddings.position"] = tables["embeddings.position"] + row
+        if traits.norm == "no_norm":
+            gain = self.array(source + "norm.weight")
+            self.products["embeddings.projection"] = self.with_no_norm(source + "projection", source + "norm")
+            tables = {name: table * gain for name, table in tables.items()}
+        else:
+            if traits.norm == "layer_norm":
+                self.take_norm("embeddings.norm", source + "norm")
+            if traits.projection != "none":
+                self.products["embeddings.projection"] = self.product(source + "projection")
+        self.vectors |= tables
+
+    def take_position_bias(self, bias: PositionBias) -> None:
+        longest = len(self.vectors["embeddings.position"])
+        table = self.array("encoder.position_bias.weight")  # (buckets, A)
+        self.vectors["position_bias"] = table[[bias.bucket(d) for d in range(1 - longest, longest)]].T
+
+    def take_layer(self, name: str, source: str) -> None:
+        self.take_attention(name, source)
+        for j, network in enumerate(self.traits.feed_forward):
+            to = f"{name}feed_forward.{j}."
+            self.products[to + "inner"] = self.product(source + network.inner)
+            if self.norm_first:
+                self.take_norm(to + "norm", source + network.norm)
+            self.take_residual_product(to + "outer", source, network.outer, network.norm)
+        if self.traits.bottleneck:
+            self.take_residual_product(name + "leave", source, "leave", "leave_norm")
+
+    def take_attention(self, name: str, source: str) -> None:
+        bottleneck = self.traits.bottleneck
+        query, key, value = (self.product(source + part) for part in ("query", "key", "value"))
+        if bottleneck and bottleneck.query_key:
+            entry = self.bottleneck(source + bottleneck.query_key)
+            query, key = _compose(query, entry), _compose(key, entry)
+        if bottleneck and bottleneck.value:
+            value = _compose(value, self.bottleneck(source + bottleneck.value))
+        self.products[name + "key_value"] = _stack(key, value)
+        query = _scale(query, 1 / math.sqrt(len(query.bias) / self.traits.heads))
+        if bottleneck:
+            query = _stack(query, self.bottleneck(source + bottleneck.residual))
+        self.products[name + "query_residual"] = query
+        if self.norm_first:
+            self.take_norm(name + "attention_norm", source + "attention_norm")
+        self.take_residual_product(name + "output", source, "output", "attention_norm")
+
+    # ---- steps
+
+    def place(self, value: str) -> Place:
+        return Place(value, 0, self.widths[value])
+
+    def norm(self, out: str, x: str, name: str) -> Norm:
+        self.widths[out] = self.widths[x]
+        return Norm(out, x, name, float(self.traits.epsilon or 0))
+
+    def multiply(self, out: str, x: str, name: str, activation: str | None = None, *, exact: bool = False) -> Multiply:
+        self.widths[out] = self.products[name].matrix.shape[0]
+        return Multiply(out, x, name, activation=activation, exact=exact)
+
+    def add_and_norm(self, out: str, x: str, name: str, residual: Place) -> Iterator[Step]:
+        """Yields a product with a residual, and the norm that follows, unless the norms precede."""
+        gain = name + ".gain" if self.traits.norm == "no_norm" else None
+        yield replace(self.multiply(out, x, name), residual=residual, gain=gain)
+        if self.traits.norm == "layer_norm" and not self.norm_first:
+            yield self.norm(out, out, name + ".norm")
+
+    def fold_encoder(self, pooling: Pooling) -> None:
+        traits = self.traits
+        self.take_tables()
+        if traits.position_bias:
+            self.take_position_bias(traits.position_bias)
+        self.blocks.append(Block(tuple(self.embeddings())))
+        names = list(dict.fromkeys(traits.layers))  # of distinct layers
+        for i, name in enumerate(names):
+            self.take_layer(f"layers.{i}.", f"encoder.{name}.")
+        layers = [f"layers.{names.index(name)}." for name in traits.layers]
+        pools = pooling != "cls"
+        for name, run in groupby(layers if pools else layers[:-1]):
+            self.blocks.append(Block(tuple(self.layer(name)), len(list(run))))
+        if not pools:
+            self.blocks.append(Block(tuple(self.layer(layers[-1], reads=True))))
+        end: list[Step] = []
+        if self.norm_first:
+            self.take_norm("final_norm", "encoder.norm")
+            end.append(self.norm("hidden", "hidden", "final_norm"))
+        if pools:
+            end.append(Read("hidden", "hidden", "max" if pooling == "max" else "mean"))
+        if end:
+            self.blocks.append(Block(tuple(end)))
+
+    def embeddings(self) -> Iterator[Step]:
+        traits, width = self.traits.embedding, self.words.shape[1]
+        value = "hidden" if traits.projection == "none" else "words"
+        self.widths[value] = traits.window * width
+        words: tuple[Index, ...] = ("next_word", "word", "previous_word") if traits.window > 1 else ("word",)
+        for i, word in enumerate(words):
+            yield LookUp(Place(value, i * width, width), WORDS, word)
+        projects_words = traits.projection == "words"
+        to = self.place("hidden" if projects_words else value)
+        yield LookUp(to, "embeddings.position", "position", adds=not projects_words)
+        if traits.token_types:
+            yield LookUp(to, "embeddings.token_type", "token_type", adds=True)
+        if projects_words:
+            yield replace(self.multiply("hidden", "words", "embeddings.projection"), residual=to)
         if traits.norm == "layer_norm":
-            _take_norm(folded, "embeddings.norm", weights, source + "norm")
-        if traits.projection != "none":
-            folded.products["embeddings.projection"] = _product(weights, source + "projection")
-    folded.vectors |= tables
+            yield self.norm(to.value, to.value, "embeddings.norm")
+        if traits.projection == "sum":
+            yield self.multiply("hidden", "words", "embeddings.projection")
 
+    def layer(self, name: str, *, reads: bool = False) -> Iterator[Step]:
+        """Yields the steps of a layer. If it is the last one, the head `reads` a part of its rows."""
+        traits, width = self.traits, self.sizes.inner
+        x = "normed" if self.norm_first else "hidden"
+        preceding = [self.norm(x, "hidden", name + "attention_norm")] if self.norm_first else []
+        yield from preceding
+        yield self.multiply("key_value", x, name + "key_value")
+        if reads:
+            yield Read("hidden", "hidden")
+            yield from preceding
+        yield self.multiply("query", x, name + "query_residual")
+        yield Attend(
+            "attended",
+            query=Place("query", 0, width),
+            key=Place("key_value", 0, width),
+            value=Place("key_value", width, width),
+            heads=traits.heads,
+            causal=traits.causal,
+            bias="position_bias" if traits.position_bias else None,
+        )
+        stream = "inner" if traits.bottleneck else "hidden"
+        residual = Place("query", width, width) if traits.bottleneck else self.place("hidden")
+        yield from self.add_and_norm(stream, "attended", name + "output", residual)
+        for j in range(len(traits.feed_forward)):
+            network = f"{name}feed_forward.{j}."
+            if self.norm_first:
+                yield self.norm("normed", stream, network + "norm")
+            yield self.multiply(
+                "widened", "normed" if self.norm_first else stream, network + "inner", traits.activation
+            )
+            yield from self.add_and_norm(stream, "widened", network + "outer", self.place(stream))
+        if traits.bottleneck:
+            yield from self.add_and_norm("hidden", "inner", name + "leave", self.place("hidden"))
 
-def _fold_position_bias(folded: Folded, bias: PositionBias, weights: Weights) -> None:
-    longest = len(folded.vectors["embeddings.position"])
-    table = _array(weights, "encoder.position_bias.weight")  # (buckets, A)
-    folded.vectors["position_bias"] = table[[bias.bucket(d) for d in range(1 - longest, longest)]].T
-
-
-def _fold_attention(folded: Folded, weights: Weights, name: str, source: str) -> None:
-    bottleneck = folded.traits.bottleneck
-    query, key, value = (_product(weights, source + part) for part in ("query", "key", "value"))
-    if bottleneck and bottleneck.query_key:
-        entry = _bottleneck(weights, source + bottleneck.query_key)
-        query, key = _compose(query, entry), _compose(key, entry)
-    if bottleneck and bottleneck.value:
-        value = _compose(value, _bottleneck(weights, source + bottleneck.value))
-    folded.products[name + "key_value"] = _stack(key, value)
-    query = _scale(query, 1 / math.sqrt(len(query.bias) / folded.traits.heads))
-    if bottleneck:
-        query = _stack(query, _bottleneck(weights, source + bottleneck.residual))
-    folded.products[name + "query_residual"] = query
-    if folded.traits.norm_position == "before":
-        _take_norm(folded, name + "attention_norm", weights, source + "attention_norm")
-    _add_residual_product(folded, name + "output", weights, source, "output", "attention_norm")
-
-
-def _fold_feed_forward(folded: Folded, weights: Weights, name: str, source: str, network: FeedForwardTraits) -> None:
-    folded.products[name + "inner"] = _product(weights, source + network.inner)
-    if folded.traits.norm_position == "before":
-        _take_norm(folded, name + "norm", weights, source + network.norm)
-    _add_residual_product(folded, name + "outer", weights, source, network.outer, network.norm)
-
-
-def _add_residual_product(folded: Folded, name: str, weights: Weights, source: str, product: str, norm: str) -> None:
-    """Adds a product that a residual is added to, and the norm that follows, unless the norms precede."""
-    if folded.traits.norm == "no_norm":
-        folded.products[name] = _with_no_norm(weights, source + product, source + norm)
-        folded.vectors[name + ".gain"] = _array(weights, f"{source}{norm}.weight")
-    else:
-        folded.products[name] = _product(weights, source + product)
-        if folded.traits.norm_position == "after":
-            _take_norm(folded, name + ".norm", weights, source + norm)
-
-
-def _fold_head(
-    folded: Folded, weights: Weights, pooler: str | None, prediction_act: str, embedding: Embedding | None
-) -> None:
-    if embedding:
-        folded.pooling, folded.dense = embedding.pooling, "tanh" if embedding.dense == "tanh" else None
-        if not embedding.dense:
+    def fold_head(self, pooler: str | None, prediction_act: str, embedding: Embedding | None) -> None:
+        if embedding and not embedding.dense:
             return
-    if "head.bias" in weights and "head.transform.weight" not in weights:  # of a causal language model
-        folded.products["head.decoder"] = Product(folded.words, _array(weights, "head.bias"))
-        return
-    if "head.transform.weight" in weights:
-        folded.products["head.transform"] = _product(weights, "head.transform")
-        folded.head_activation = prediction_act
-        _take_norm(folded, "head.norm", weights, "head.norm")
-        table = folded.words
-        if "head.extra" in weights:
-            table = _beside(table, weights["head.extra"])
-        folded.products["head.decoder"] = Product(table, _array(weights, "head.bias"))
-        return
-    if "head.pooler.weight" in weights:
-        folded.products["head.pooler"] = _product(weights, "head.pooler")
-        folded.head_activation = pooler
-    folded.vectors["head.output"] = _array(weights, "head.output.weight")
-    folded.vectors["head.output_bias"] = _array(weights, "head.output.bias")
+        self.result = "outputs"
+        self.blocks.append(Block(tuple(self.head(pooler, prediction_act, embedding))))
+
+    def head(self, pooler: str | None, prediction_act: str, embedding: Embedding | None) -> Iterator[Step]:
+        if "head.bias" in self.weights:  # of a language model
+            x, table = "hidden", self.words
+            if "head.transform.weight" in self.weights:
+                x = "transformed"
+                self.products["head.transform"] = self.product("head.transform")
+                yield self.multiply(x, "hidden", "head.transform", prediction_act)
+                self.take_norm("head.norm", "head.norm")
+                yield self.norm(x, x, "head.norm")
+            if "head.extra" in self.weights:
+                table = _beside(table, self.weights["head.extra"])
+            self.products["head.decoder"] = Product(table, self.array("head.bias"))
+            yield self.multiply("outputs", x, "head.decoder")
+            return
+        x = "hidden"
+        if "head.pooler.weight" in self.weights:
+            x = "pooled"
+            self.products["head.pooler"] = self.product("head.pooler")
+            yield self.multiply(x, "hidden", "head.pooler", pooler)
+        self.products["head.output"] = self.product("head.output")
+        activation = "tanh" if embedding and embedding.dense == "tanh" else None
+        yield self.multiply("outputs", x, "head.output", activation, exact=True)
 
 
 def _check_widths(folded: Folded, multiple: int) -> None:
     """Raises FoldingError if a width inside the network is no multiple of `multiple`."""
-    widths = [size for product in folded.products.values() for size in product.matrix.shape]
-    if "head.decoder" in folded.products:
-        widths.remove(folded.outputs)  # nothing reads them
-    for width in (folded.inner // folded.traits.heads, folded.words.shape[1], *widths):
+    program = folded.program
+    widths = {width for value, width in program.widths.items() if value != "outputs"}
+    widths |= {step.query.width // step.heads for step in program if isinstance(step, Attend)}
+    widths |= {product.matrix.shape[1] for product in folded.products.values()}
+    for width in sorted(widths):
         if width % multiple:
             raise FoldingError(f"one of the widths is {width}, which is not a multiple of {multiple}")
-
-
-def _array(weights: Weights, name: str) -> Array:
-    return np.asarray(weights[name])
-
-
-def _product(weights: Weights, name: str) -> Product:
-    return Product(weights[name + ".weight"], _array(weights, name + ".bias"))
-
-
-def _bottleneck(weights: Weights, name: str) -> Product:
-    return _with_no_norm(weights, name + ".dense", name + ".norm")
-
-
-def _with_no_norm(weights: Weights, name: str, norm: str) -> Product:
-    """Returns a product and the NoNorm that follows it as one product."""
-    product, gain, bias = _product(weights, name), _array(weights, norm + ".weight"), _array(weights, norm + ".bias")
-    matrix = product.matrix
-    scaled = Computed(matrix.shape, matrix.dtype, lambda rows: matrix[rows] * gain[rows, None])
-    return Product(scaled, product.bias * gain + bias)
 
 
 def _scale(product: Product, factor: float) -> Product:
@@ -365,8 +479,3 @@ def _beside(left: Matrix, right: Matrix) -> Matrix:
     """Returns the columns of two matrices."""
     shape = len(left), left.shape[1] + right.shape[1]
     return Computed(shape, left.dtype, lambda rows: np.concatenate([left[rows], right[rows]], axis=1))
-
-
-def _take_norm(folded: Folded, name: str, weights: Weights, source: str) -> None:
-    for part in (".weight", ".bias"):
-        folded.vectors[name + part] = _array(weights, source + part)

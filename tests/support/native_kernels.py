@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from swiftlet_models.folding import Folded, Product, fold
+from swiftlet_models.folding import Folded, fold
 from swiftlet_models.heads import Model
+from swiftlet_models.program import WORDS, Attend, LookUp, Multiply, Norm, Place, Read
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.engines import native
 from swiftlet_serve.engines.native import Library
@@ -144,78 +145,76 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def apply(product: Product, x: np.ndarray) -> np.ndarray:
-    return x @ product.weight.T + product.bias
-
-
 def run_folded(f: Folded, batch: Batch) -> np.ndarray:
     """Computes a folded network in numpy, one sequence after another, in the precision of its parameters: (N, O)."""
     return np.concatenate([_run(f, one) for one in batch.encodings()])
 
 
 def _run(f: Folded, one: Encoding) -> np.ndarray:
-    p, v, traits, act = f.products, f.vectors, f.traits, ACTIVATIONS[f.traits.activation]
-    norm_first = traits.norm_position == "before"
+    values: dict[str, np.ndarray] = {}
+    rows = len(one.input_ids)
+    positions = np.arange(rows)  # of the values' rows
 
-    def norm(x: np.ndarray, name: str) -> np.ndarray:
+    def read(place: Place) -> np.ndarray:
+        return values[place.value][:, place.first : place.first + place.width]
+
+    def look_up(step: LookUp) -> None:
+        table, zero = (
+            np.asarray(f.words if step.table == WORDS else f.vectors[step.table]),
+            np.zeros((1, step.out.width)),
+        )
+        found = table[{"position": positions, "token_type": one.token_type_ids}.get(step.index, one.input_ids)]
+        if step.index == "next_word":
+            found = np.concatenate([found[1:], zero])
+        if step.index == "previous_word":
+            found = np.concatenate([zero, found[:-1]])
+        value = values.setdefault(step.out.value, np.zeros((rows, f.program.widths[step.out.value]), table.dtype))
+        read(step.out)[...] = found + (read(step.out) if step.adds else 0)
+        assert value.shape[1] >= step.out.first + step.out.width
+
+    def multiply(step: Multiply) -> np.ndarray:
+        product = f.product(step.product)
+        y: np.ndarray = values[step.x] @ product.weight.T + product.bias
+        if step.residual:
+            y += read(step.residual) * (f.vectors[step.gain] if step.gain else 1)
+        return ACTIVATIONS[step.activation or "none"](y)
+
+    def norm(step: Norm) -> np.ndarray:
+        x = values[step.x]
         centred = x - x.mean(-1, keepdims=True)
-        deviation = np.sqrt((centred**2).mean(-1, keepdims=True) + f.epsilon)
-        normed: np.ndarray = centred / deviation * v[name + ".weight"] + v[name + ".bias"]
+        deviation = np.sqrt((centred**2).mean(-1, keepdims=True) + step.epsilon)
+        normed: np.ndarray = centred / deviation * f.vectors[step.norm + ".weight"] + f.vectors[step.norm + ".bias"]
         return normed
 
-    def add_and_norm(name: str, x: np.ndarray, residual: np.ndarray) -> np.ndarray:
-        y = apply(p[name], x)
-        if traits.norm == "no_norm":
-            return y + residual * v[name + ".gain"]
-        return y + residual if norm_first else norm(y + residual, name + ".norm")
-
-    words = np.asarray(f.words)[one.input_ids]
-    if traits.embedding.window == 3:
-        zero = np.zeros_like(words[:1])
-        window = [np.concatenate([words[1:], zero]), words, np.concatenate([zero, words[:-1]])]
-        words = np.concatenate(window, axis=1)
-    if traits.embedding.projection == "words":
-        words = apply(p["embeddings.projection"], words)
-    x = words + v["embeddings.position"][: len(words)]
-    if traits.embedding.token_types:
-        x = x + v["embeddings.token_type"][one.token_type_ids]
-    if traits.embedding.norm == "layer_norm":
-        x = norm(x, "embeddings.norm")
-    if traits.embedding.projection == "sum":
-        x = apply(p["embeddings.projection"], x)
-    keys = positions = np.arange(len(words))
-    for depth, i in enumerate(f.order):
-        name, entered = f"layers.{i}.", x
-        if norm_first:
-            x = norm(x, name + "attention_norm")
-        key, value = np.split(apply(p[name + "key_value"], x), 2, axis=1)
-        if depth == len(f.order) - 1:
-            x, entered, positions = x[one.focus], entered[one.focus], one.focus
-        query = apply(p[name + "query_residual"], x)
-        residual = query[:, f.inner :] if traits.bottleneck else entered
-        attended = np.empty_like(query[:, : f.inner])
-        distances = keys[None, :] - positions[:, None]
-        for number, head in enumerate(np.split(np.arange(f.inner), traits.heads)):
-            scores = query[:, head] @ key[:, head].T
-            if traits.position_bias:
-                scores += v["position_bias"][number][distances + len(v["embeddings.position"]) - 1]
-            if traits.causal:
+    def attend(step: Attend) -> np.ndarray:
+        query, key, value = (np.split(read(place), step.heads, axis=1) for place in (step.query, step.key, step.value))
+        distances = np.arange(rows)[None, :] - positions[:, None]
+        attended = []
+        for head in range(step.heads):
+            scores = query[head] @ key[head].T
+            if step.bias:
+                bias = f.vectors[step.bias][head]
+                scores += bias[distances + len(bias) // 2]
+            if step.causal:
                 scores[distances > 0] = -np.inf
             scores = np.exp(scores - scores.max(-1, keepdims=True))
-            attended[:, head] = scores @ value[:, head] / scores.sum(-1, keepdims=True)
-        y = add_and_norm(name + "output", attended, residual)
-        for j in range(len(traits.feed_forward)):
-            network = f"{name}feed_forward.{j}."
-            normed = norm(y, network + "norm") if norm_first else y
-            y = add_and_norm(network + "outer", act(apply(p[network + "inner"], normed)), y)
-        x = add_and_norm(name + "leave", y, entered) if traits.bottleneck else y
-    if norm_first:
-        x = norm(x, "final_norm")
-    head_act = ACTIVATIONS[f.head_activation or "none"]
-    if "head.decoder" in p and "head.transform" not in p:
-        return apply(p["head.decoder"], x)
-    if "head.decoder" in p:
-        return apply(p["head.decoder"], norm(head_act(apply(p["head.transform"], x)), "head.norm"))
-    if "head.pooler" in p:
-        x = head_act(apply(p["head.pooler"], x))
-    return x @ v["head.output"].T + v["head.output_bias"]
+            attended.append(scores @ value[head] / scores.sum(-1, keepdims=True))
+        return np.concatenate(attended, axis=1)
+
+    for step in [step for block in f.program.blocks for _ in range(block.times) for step in block.steps]:
+        match step:
+            case LookUp():
+                look_up(step)
+            case Multiply():
+                values[step.out] = multiply(step)
+            case Norm():
+                values[step.out] = norm(step)
+            case Attend():
+                values[step.out] = attend(step)
+            case Read(how="focus"):
+                positions = one.focus
+                values[step.out] = values[step.x][positions]
+            case Read():
+                pooled = values[step.x].max(0) if step.how == "max" else values[step.x].mean(0)
+                values[step.out] = np.tile(pooled, (len(one.focus), 1))
+    return values[f.program.result]

@@ -1,0 +1,170 @@
+"""A network as a program: the steps that every engine runs, in the order in which it runs them.
+
+A step computes a value from values, for each row by itself. Only two kinds of steps read other rows: `Attend`, and a
+`Read` that pools. A value (rows, width) has a name, and a later step may replace it. In front of the program's one
+`Read`, the rows are the T tokens of a batch, and after it the N positions that the head reads.
+
+Tables, matrices and norms are named as in `Folded` (`swiftlet_models/folding.py`), which makes programs. An engine
+knows steps, and neither architectures nor traits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
+from typing import Final, Literal, NamedTuple
+
+WORDS: Final = "words"  # the word table, `Folded.words`
+JOIN: Final = "+"  # between the names of two products that are one
+
+Index = Literal["word", "next_word", "previous_word", "position", "token_type"]
+"""What chooses the row of a table: a token's id, the id of a neighbour in its sequence, its position or its type."""
+How = Literal["focus", "mean", "max"]
+
+
+class Place(NamedTuple):
+    """Some columns of a value."""
+
+    value: str
+    first: int
+    width: int
+
+
+@dataclass(frozen=True)
+class LookUp:
+    """out = the rows of a table, added to what is there if `adds`. A token without the neighbour gets zeros."""
+
+    out: Place
+    table: str
+    index: Index
+    adds: bool = False
+
+
+@dataclass(frozen=True)
+class Multiply:
+    """out = activation(x W^T + b + gain * residual)."""
+
+    out: str
+    x: str
+    product: str
+    residual: Place | None = None
+    gain: str | None = None  # a vector; 1 without it
+    activation: str | None = None  # of `architectures.layers.ACTIVATIONS`
+    exact: bool = False
+    """Whether the product is computed in floats by engines that compute others in 8 bits: those of a head's outputs."""
+
+
+@dataclass(frozen=True)
+class Norm:
+    """out = LayerNorm(x)."""
+
+    out: str
+    x: str
+    norm: str
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Attend:
+    """out = attention. The query is scaled. Keys and values are those of all tokens of the row's sequence."""
+
+    out: str
+    query: Place
+    key: Place
+    value: Place
+    heads: int
+    causal: bool = False  # whether a token attends only to itself and the tokens before it
+    bias: str | None = None  # a vector (heads, 2 P - 1): the distance d from a query to a key has the column P - 1 + d
+
+
+@dataclass(frozen=True)
+class Read:
+    """out = the rows of x that the head reads: those in focus, or the mean or the maximum of a sequence's tokens."""
+
+    out: str
+    x: str
+    how: How = "focus"
+
+
+Step = LookUp | Multiply | Norm | Attend | Read
+
+
+@dataclass(frozen=True)
+class Block:
+    """Steps that run `times` times. Only the value that they replace passes from one block to the next."""
+
+    steps: tuple[Step, ...]
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Program:
+    """The steps of a network: its embeddings, its layers, and its head."""
+
+    blocks: tuple[Block, ...]
+    widths: Mapping[str, int]  # of the values
+    result: str
+    """The value that holds the outputs after the last step."""
+
+    def __iter__(self) -> Iterator[Step]:
+        """Yields every step once, also those of a block that runs several times."""
+        return chain.from_iterable(block.steps for block in self.blocks)
+
+    @property
+    def attends_by_position(self) -> bool:
+        """Whether attention depends on the positions of its queries."""
+        return any(isinstance(step, Attend) and (step.causal or step.bias is not None) for step in self)
+
+
+def joined(program: Program) -> Program:
+    """Joins two products of the same value that follow each other, because one wide product is faster than two.
+
+    The joined product and its output are named after both: `Folded.product` returns it.
+    """
+    widths = dict(program.widths)
+
+    def join(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+        for i, (first, second) in enumerate(pairwise(steps)):
+            if isinstance(first, Multiply) and isinstance(second, Multiply) and _may_join(first, second):
+                both = replace(
+                    first, out=f"{first.out}{JOIN}{second.out}", product=f"{first.product}{JOIN}{second.product}"
+                )
+                widths[both.out] = widths[first.out] + widths[second.out]
+                starts = {first.out: 0, second.out: widths[first.out]}
+                return (*steps[:i], both, *(_moved(step, both.out, starts) for step in steps[i + 2 :]))
+        return steps
+
+    blocks = tuple(replace(block, steps=join(block.steps)) for block in program.blocks)
+    return replace(program, blocks=blocks, widths=widths)
+
+
+def _may_join(first: Multiply, second: Multiply) -> bool:
+    plain = Multiply("", first.x, "")
+    return all(replace(step, out="", product="") == plain for step in (first, second)) and first.out != first.x
+
+
+def _moved(step: Step, value: str, starts: Mapping[str, int]) -> Step:
+    """Returns a step that reads the columns of some values in another value, where they begin at `starts`."""
+
+    def move(place: Place) -> Place:
+        return Place(value, starts[place.value] + place.first, place.width) if place.value in starts else place
+
+    if isinstance(step, Attend):
+        return replace(step, query=move(step.query), key=move(step.key), value=move(step.value))
+    if isinstance(step, Multiply) and step.residual is not None:
+        return replace(step, residual=move(step.residual))
+    return step
+
+
+def reading_late(program: Program) -> Program:
+    """Moves the read to the end of its block, so that attention has the same rows of queries and keys.
+
+    Every step between them computes each row by itself. A program that pools has nothing between them.
+    """
+
+    def late(block: Block) -> Block:
+        reads = tuple(step for step in block.steps if isinstance(step, Read))
+        return replace(block, steps=(*(step for step in block.steps if step not in reads), *reads))
+
+    return replace(program, blocks=tuple(map(late, program.blocks)))
