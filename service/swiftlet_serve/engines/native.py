@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
 
@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from swiftlet_models.artifact import ONNX, Artifact, ArtifactError
 from swiftlet_models.folding import Array, Folded, FoldingError, Matrix, Product, blocks, fold_artifact
 from swiftlet_models.graphs.reader import WeightsError, open_weights
+from swiftlet_models.program import WORDS, Attend, LookUp, Multiply, Norm, Place, Read, Step
 from swiftlet_serve.engines import onnx_cpu
 from swiftlet_serve.types import EARLIER_WRONG_SUMS, Batch, Cost, Engine, Row
 
@@ -41,9 +42,12 @@ log = logging.getLogger(__name__)
 LIBRARIES: Final = Path(__file__).parents[1] / "native"
 KERNELS: Final = ("amx", "avx512bf16", "avx512vnni", "avxvnni", "avx2", "neon_i8mm", "neon")  # the fastest first
 CHOICE: Final = "SWIFTLET_NATIVE_KERNEL"  # the environment variable that selects a kernel
-PROJECTIONS: Final = {"none": 0, "words": 1, "sum": 2}  # numbers in C++
-POOLINGS: Final = {"cls": 0, "mean": 1, "max": 2}  # the same
-ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3, "tanh": 4}  # the same
+# Numbers in C++.
+ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3, "tanh": 4}
+INDICES: Final = {"word": 0, "next_word": 1, "previous_word": 2, "position": 3, "token_type": 4}
+HOW: Final = {"focus": 0, "mean": 1, "max": 2}
+NONE: Final = -1
+STEP_NUMBERS: Final = 12
 WRONG_SUM: Final = 4  # the status of a call that found a wrong sum and was computed again
 TEST_SECONDS: Final = 0.25  # of the self-test
 TEST_ROUNDS: Final = 100
@@ -51,31 +55,14 @@ ERRORS: Final = {
     1: "there is not enough memory",
     2: "the batch is invalid",
     3: "a parameter is missing",
-    5: "a parameter has a size that the network cannot have",
+    5: "the network's sizes contradict each other",
 }
-INTERFACE: Final = 2  # the version of the functions in swiftlet_serve/native/api.h
+INTERFACE: Final = 3  # the version of the functions and programs in swiftlet_serve/native
 
 _Floats = np.ctypeslib.ndpointer(np.float32, flags="C_CONTIGUOUS")
 _Int8s = np.ctypeslib.ndpointer(np.int8, flags="C_CONTIGUOUS")
+_Int32s = np.ctypeslib.ndpointer(np.int32, flags="C_CONTIGUOUS")
 _Int64s = np.ctypeslib.ndpointer(np.int64, flags="C_CONTIGUOUS")
-
-
-class Shape(ctypes.Structure):
-    """`Shape` in swiftlet_serve/native/model.h."""
-
-    _fields_ = (
-        *(
-            (name, ctypes.c_int)
-            for name in (
-                *("layers", "hidden", "inner", "intermediate", "heads", "feed_forward", "activation"),
-                *("embedding", "vocabulary", "positions", "token_types", "outputs"),
-                *("window", "projection", "embedding_norm", "layer_norm", "bottleneck"),
-                *("norm_first", "causal", "position_bias"),
-            )
-        ),
-        ("epsilon", ctypes.c_float),
-        *((name, ctypes.c_int) for name in ("head_activation", "pooling", "dense")),
-    )
 
 
 class Library:
@@ -85,20 +72,21 @@ class Library:
         """Raises OSError if the file cannot be loaded, and AttributeError if it is another library or version."""
         self.file = file
         self.c = ctypes.CDLL(str(file))
-        if (self.c.swiftlet_interface(), self.c.swiftlet_shape_bytes()) != (INTERFACE, ctypes.sizeof(Shape)):
+        if self.c.swiftlet_interface() != INTERFACE:
             raise AttributeError(f"{file.name} was compiled for another version of Swiftlet")
         self.c.swiftlet_kernel.restype = ctypes.c_char_p
-        model, number, name = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p
+        model, number = ctypes.c_void_p, ctypes.c_int64
         size = ctypes.c_int
-        self.c.swiftlet_create.argtypes = [ctypes.POINTER(Shape), ctypes.POINTER(size), ctypes.POINTER(model)]
-        self.c.swiftlet_add_product.argtypes = [model, name, size, size, _Int8s, _Floats, _Floats]
-        self.c.swiftlet_add_vector.argtypes = [model, name, number, _Floats]
+        self.c.swiftlet_create.argtypes = [_Int32s, number, ctypes.POINTER(model)]
+        self.c.swiftlet_add_product.argtypes = [model, size, size, _Int8s, _Floats, _Floats]
+        self.c.swiftlet_add_vector.argtypes = [model, number, _Floats]
         self.c.swiftlet_add_words.argtypes = [model, size, size, _Int8s, _Floats]
+        self.c.swiftlet_share_words.argtypes = [model, size, size]
         self.c.swiftlet_finish.argtypes = [model]
         self.c.swiftlet_model_bytes.argtypes = self.c.swiftlet_destroy.argtypes = [model]
         self.c.swiftlet_model_bytes.restype = self.c.swiftlet_workspace_bytes.restype = number
         self.c.swiftlet_wrong_sums.restype = number
-        self.c.swiftlet_run.argtypes = [model, *[number] * 4, _Int64s, _Floats]
+        self.c.swiftlet_run.argtypes = [model, *[number] * 4, _Int64s, _Floats, ctypes.POINTER(number)]
         self.c.swiftlet_peak.argtypes = [number, *[ctypes.c_void_p] * 3]
         self.c.swiftlet_peak.restype = number
 
@@ -178,36 +166,40 @@ class Native:
         self._library, self._c = library, library.c
         self._kernel = "; ".join((library.kernel, *passed_over))
         self._outputs = folded.outputs
-        order = (ctypes.c_int * len(folded.order))(*folded.order)
         most = max(product.matrix.shape[1] for product in folded.products.values())
         if most > library.max_inputs:
             raise FoldingError(f"a product has {most} inputs, more than the {library.max_inputs} of {library.kernel}")
+        parameters = Parameters.of(folded)
+        numbers = program_numbers(folded, parameters)
         model = ctypes.c_void_p()
-        _check(self._c.swiftlet_create(ctypes.byref(_shape(folded)), order, ctypes.byref(model)))
+        _check(self._c.swiftlet_create(numbers, numbers.size, ctypes.byref(model)))
         self._model: int | None = model.value
         try:
-            self._add_parameters(folded)
+            self._add_parameters(folded, parameters)
         except BaseException:
             self.close()
             raise
 
-    def _add_parameters(self, folded: Folded) -> None:
-        words, scale = quantise(folded.words)
-        _check(self._c.swiftlet_add_words(self._model, *words.shape, words, scale))
-        del words
-        for name, product in folded.products.items():
-            self._add(name, product)
-        for name, vector in folded.vectors.items():
-            floats = _finite(vector)
-            _check(self._c.swiftlet_add_vector(self._model, name.encode(), floats.size, floats))
+    def _add_parameters(self, folded: Folded, parameters: Parameters) -> None:
+        for name in parameters.products:
+            self._add(folded.products[name])
+        for name in parameters.vectors:
+            floats = _finite(parameters.vectors[name])
+            _check(self._c.swiftlet_add_vector(self._model, floats.size, floats))
+        if parameters.words_in is not None:
+            width = folded.words.shape[1]
+            _check(self._c.swiftlet_share_words(self._model, parameters.products[parameters.words_in], width))
+        else:
+            words, scale = quantise(folded.words)
+            _check(self._c.swiftlet_add_words(self._model, *words.shape, words, scale))
         _check(self._c.swiftlet_finish(self._model))
 
-    def _add(self, name: str, product: Product) -> None:
+    def _add(self, product: Product) -> None:
         weight, scale = quantise(product.matrix)
         bias = _finite(product.bias)
         if bias.shape != scale.shape:
             raise ValueError(ERRORS[5])
-        _check(self._c.swiftlet_add_product(self._model, name.encode(), *weight.shape, weight, scale, bias))
+        _check(self._c.swiftlet_add_product(self._model, *weight.shape, weight, scale, bias))
 
     @property
     def title(self) -> str:
@@ -242,7 +234,8 @@ class Native:
         counts = rows, tokens, len(batch.focus), len(batch.candidates)
         # One array, because passing an array takes two microseconds.
         input_numbers = np.concatenate(batch.arrays, dtype=np.int64, casting="unsafe")
-        status = self._c.swiftlet_run(self._model, *counts, input_numbers, numbers)
+        helped_ns = ctypes.c_int64()
+        status = self._c.swiftlet_run(self._model, *counts, input_numbers, numbers, ctypes.byref(helped_ns))
         if status == WRONG_SUM:
             log.error(
                 "AMX tiles computed a wrong sum. The call was computed again. This process uses no tiles any more."
@@ -395,37 +388,72 @@ def _finite(array: Array) -> NDArray[np.float32]:
     return floats
 
 
-def _shape(folded: Folded) -> Shape:
-    traits = folded.traits
-    for activation in (traits.activation, folded.head_activation):
-        if activation not in ACTIVATIONS:
-            raise FoldingError(f"the activation {activation!r} is not supported")
-    return Shape(
-        layers=len(folded.order),
-        hidden=folded.hidden,
-        inner=folded.inner,
-        intermediate=folded.intermediate,
-        heads=traits.heads,
-        feed_forward=len(traits.feed_forward),
-        activation=ACTIVATIONS[traits.activation],
-        embedding=folded.words.shape[1],
-        vocabulary=folded.words.shape[0],
-        positions=len(folded.vectors["embeddings.position"]),
-        token_types=len(folded.vectors.get("embeddings.token_type", ())),
-        outputs=folded.outputs,
-        window=traits.embedding.window,
-        projection=PROJECTIONS[traits.embedding.projection],
-        embedding_norm=traits.embedding.norm == "layer_norm",
-        layer_norm=traits.norm == "layer_norm",
-        bottleneck=traits.bottleneck is not None,
-        norm_first=traits.norm_position == "before",
-        causal=traits.causal,
-        position_bias=traits.position_bias is not None,
-        epsilon=folded.epsilon,
-        head_activation=ACTIVATIONS[folded.head_activation],
-        pooling=POOLINGS[folded.pooling],
-        dense=ACTIVATIONS[folded.dense],
-    )
+class Parameters(NamedTuple):
+    """The parameters of a network by name, with the numbers that C++ gives them."""
+
+    products: dict[str, int]
+    vectors: dict[str, Array]  # in the order of their numbers
+    words_in: str | None  # the product that holds the word table as well
+
+    @classmethod
+    def of(cls, folded: Folded) -> Parameters:
+        """Lists the parameters. Exact products are vectors."""
+        exact = {step.product for step in folded.program if isinstance(step, Multiply) and step.exact}
+        products = {name: i for i, name in enumerate(name for name in folded.products if name not in exact)}
+        vectors = dict(folded.vectors)
+        for name in exact:
+            vectors |= {name: folded.products[name].weight, name + ".bias": folded.products[name].bias}
+        shared = (name for name in products if folded.products[name].matrix is folded.words)
+        return cls(products, vectors, next(shared, None))
+
+
+def program_numbers(folded: Folded, parameters: Parameters) -> NDArray[np.int32]:
+    """Returns a network's program as numbers, which `native/program.h` reads.
+
+    Raises:
+        FoldingError: the kernels do not have one of its activations.
+    """
+    program = folded.program
+    values = {value: i for i, value in enumerate(program.widths)}
+    vectors = {name: i for i, name in enumerate(parameters.vectors)}
+
+    def place(at: Place | None) -> tuple[int, int]:
+        return (values[at.value], at.first) if at else (NONE, 0)
+
+    def vector(name: str | None) -> int:
+        return vectors[name] if name else NONE
+
+    def numbers(step: Step) -> tuple[int, ...]:
+        """The kind of a step, its output, and the numbers of its kind."""
+        match step:
+            case LookUp():
+                table = (0, 0) if step.table == WORDS else (1, vectors[step.table])
+                return 0, values[step.out.value], step.out.first, step.out.width, *table, INDICES[step.index], step.adds
+            case Multiply():
+                if step.activation not in ACTIVATIONS:
+                    raise FoldingError(f"the activation {step.activation!r} is not supported")
+                bias = vectors[step.product + ".bias"] if step.exact else NONE
+                product = vectors[step.product] if step.exact else parameters.products[step.product]
+                after = *place(step.residual), vector(step.gain), ACTIVATIONS[step.activation]
+                return 1, values[step.out], values[step.x], product, bias, *after
+            case Norm():
+                epsilon = int(np.float32(step.epsilon).view(np.int32))
+                norm = vectors[step.norm + ".weight"], vectors[step.norm + ".bias"]
+                return 2, values[step.out], values[step.x], *norm, epsilon
+            case Attend():
+                places = *place(step.query), *place(step.key), *place(step.value)
+                return 3, values[step.out], *places, step.heads, step.causal, vector(step.bias)
+            case Read():
+                return 4, values[step.out], values[step.x], HOW[step.how]
+
+    steps = []
+    for block in program.blocks:
+        for _ in range(block.times):
+            for i, step in enumerate(block.steps):
+                kind, *rest = numbers(step)
+                steps.append([kind, i == 0, *rest, *[0] * (STEP_NUMBERS - 2 - len(rest))])
+    head = len(values), values[program.result], len(steps), folded.positions
+    return np.array([*head, *program.widths.values(), *chain.from_iterable(steps)], np.int32)
 
 
 def _check(status: int) -> None:

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "model.h"
+#include "call.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -44,30 +44,29 @@ bool within(const std::int64_t* values, std::int64_t count, std::int64_t limit) 
 
 constexpr std::int64_t max_tokens = 1 << 20;
 
-bool batch_valid(const Shape& s, const Batch& batch, std::int64_t candidates) {
-    if (!offsets_valid(batch.offsets, batch.sequences, batch.tokens, 1, s.positions)) return false;
+bool batch_valid(const Model& m, const Batch& batch, std::int64_t candidates) {
+    if (!offsets_valid(batch.offsets, batch.sequences, batch.tokens, 1, m.program().positions)) return false;
     if (!offsets_valid(batch.focus_offsets, batch.sequences, batch.reads, 0, batch.reads)) return false;
-    if (!within(batch.ids, batch.tokens, s.vocabulary)) return false;
-    if (s.token_types && !within(batch.token_types, batch.tokens, s.token_types)) return false;
+    if (!within(batch.ids, batch.tokens, m.vocabulary())) return false;
+    if (m.token_types() && !within(batch.token_types, batch.tokens, m.token_types())) return false;
     for (int b = 0; b < batch.sequences; b++) {
         const std::int64_t first = batch.focus_offsets[b], last = batch.focus_offsets[b + 1];
         if (!within(batch.focus + first, last - first, batch.offsets[b + 1] - batch.offsets[b])) return false;
     }
-    const std::int64_t most = std::max<std::int64_t>(s.outputs, batch.reads);
+    const std::int64_t most = std::max<std::int64_t>(m.outputs(), batch.reads);
     if (!offsets_valid(batch.candidate_offsets, batch.sequences, candidates, 0, most)) return false;
     for (int b = 0; b < batch.sequences; b++) {
         const std::int64_t count = batch.candidate_offsets[b + 1] - batch.candidate_offsets[b];
         const std::int64_t reads = batch.focus_offsets[b + 1] - batch.focus_offsets[b];
-        if (batch.top_k[b] ? count > s.outputs : count && count != reads) return false;
+        if (batch.top_k[b] ? count > m.outputs() : count && count != reads) return false;
     }
-    return within(batch.candidates, candidates, s.outputs) && within(batch.top_k, batch.sequences, max_tokens);
+    return within(batch.candidates, candidates, m.outputs()) && within(batch.top_k, batch.sequences, max_tokens);
 }
 
 }  // namespace
 
-// The version of these functions, and the bytes of `Shape`. Python refuses a library of another version.
-EXPORT int swiftlet_interface() { return 2; }
-EXPORT int swiftlet_shape_bytes() { return sizeof(Shape); }
+// The version of these functions and of programs. Python refuses a library of another version.
+EXPORT int swiftlet_interface() { return 3; }
 
 EXPORT const char* swiftlet_kernel() { return Isa::name; }
 
@@ -89,22 +88,28 @@ EXPORT std::int64_t swiftlet_wrong_sums() { return wrong_sums; }
 // The most inputs that a product may have.
 EXPORT int swiftlet_max_inputs() { return max_inputs; }
 
-// Creates a model. `order` has the number of the layer at each depth.
-EXPORT int swiftlet_create(const Shape* shape, const int* order, Model** model) {
-    return guarded([&] { return *model = new Model(*shape, order), ok; });
+// The cores that all calls of this process may use together. With more than one, idle cores help with calls.
+EXPORT void swiftlet_set_cores(int cores) { Helpers::instance().set_cores(cores); }
+
+// Creates a model from the numbers of its program, which `program.h` describes.
+EXPORT int swiftlet_create(const std::int32_t* program, std::int64_t size, Model** model) {
+    return guarded([&] { return *model = new Model(program, size), ok; });
 }
 
-EXPORT int swiftlet_add_product(Model* model, const char* name, int n, int k, const std::int8_t* w, const float* scale,
-                                const float* bias) {
-    return guarded([&] { return model->add_product(name, n, k, w, scale, bias), ok; });
+EXPORT int swiftlet_add_product(Model* model, int n, int k, const std::int8_t* w, const float* scale, const float* bias) {
+    return guarded([&] { return model->add_product(n, k, w, scale, bias), ok; });
 }
 
-EXPORT int swiftlet_add_vector(Model* model, const char* name, std::int64_t n, const float* x) {
-    return guarded([&] { return model->add_vector(name, static_cast<std::size_t>(n), x), ok; });
+EXPORT int swiftlet_add_vector(Model* model, std::int64_t n, const float* x) {
+    return guarded([&] { return model->add_vector(n, x), ok; });
 }
 
 EXPORT int swiftlet_add_words(Model* model, int n, int k, const std::int8_t* w, const float* scale) {
     return guarded([&] { return model->add_words(n, k, w, scale), ok; });
+}
+
+EXPORT int swiftlet_share_words(Model* model, int product, int width) {
+    return guarded([&] { return model->share_words(product, width), ok; });
 }
 
 EXPORT int swiftlet_finish(Model* model) {
@@ -117,10 +122,11 @@ EXPORT std::int64_t swiftlet_workspace_bytes() { return static_cast<std::int64_t
 
 // Computes a batch and writes the outputs of the sequences one after another. `arrays` holds, one after another: offsets,
 // focus_offsets and candidate_offsets (sequences + 1 each), top_k (sequences), ids and token_types (tokens each), focus
-// (reads) and candidates. Several threads may call it at the same time. Returns `wrong_sum` if tiles computed one: then the
-// outputs come from a second computation on vectors.
+// (reads) and candidates. `helped_ns` receives the time of other threads. Several threads may call it at the same time.
+// Returns `wrong_sum` if tiles computed one: then the outputs come from a second computation on vectors.
 EXPORT int swiftlet_run(const Model* model, std::int64_t sequences, std::int64_t tokens, std::int64_t reads,
-                        std::int64_t candidates, const std::int64_t* arrays, float* out) {
+                        std::int64_t candidates, const std::int64_t* arrays, float* out, std::int64_t* helped_ns) {
+    *helped_ns = 0;
     if (!model->ready()) return missing_parameter;
     if (sequences < 1 || sequences > tokens || tokens > max_tokens || reads < 0 || reads > max_tokens) return bad_batch;
     const auto next = [&](std::int64_t count) { return std::exchange(arrays, arrays + count); };
@@ -129,12 +135,17 @@ EXPORT int swiftlet_run(const Model* model, std::int64_t sequences, std::int64_t
     batch.offsets = next(sequences + 1), batch.focus_offsets = next(sequences + 1), batch.candidate_offsets = next(sequences + 1);
     batch.top_k = next(sequences), batch.ids = next(tokens), batch.token_types = next(tokens);
     batch.focus = next(reads), batch.candidates = next(candidates);
-    if (!batch_valid(model->shape(), batch, candidates)) return bad_batch;
+    if (!batch_valid(*model, batch, candidates)) return bad_batch;
+    const auto run = [&] {
+        Call call(*model, batch, out);
+        Helpers::instance().run(call);
+        *helped_ns += call.helped_ns;
+    };
     return guarded([&] {
         try {
-            model->run(batch, out);
+            run();
         } catch (const WrongSum&) {
-            model->run(batch, out);
+            run();
             return wrong_sum;
         }
         return ok;
@@ -162,15 +173,21 @@ EXPORT int swiftlet_multiply(int rows, int n, int k, const float* x, const std::
     });
 }
 
-// `bias` is null or (heads, 2 keys - 1 + lanes). `positions` (queries,) is null if query i is at position i.
+// `bias` is null or (heads, 2 keys - 1 + lanes). `positions` (queries,) is null if query i is at position i. Keys and values
+// are packed in portions of `portion` rows, or as a whole if it is 0.
 EXPORT int swiftlet_attend(int queries, int keys, int heads, int depth, const float* q, const float* k, const float* v,
-                           const float* bias, int causal, const std::int64_t* positions, float* out) {
+                           const float* bias, int causal, const std::int64_t* positions, int portion, float* out) {
     return guarded([&] {
-        Buffer<float> scratch;
+        Buffer<float> scratch, packed;
         const TileCall tiles;
-        const int width = heads * depth;
+        const int width = heads * depth, step = portion ? portion * packed_rows : keys;
+        float *memory = scratch.reserve(attention_scratch(keys, depth)), *to = packed.reserve(packed_size(keys, heads, depth));
+        for (int first = 0; first < keys; first += step) {
+            const std::size_t at = static_cast<std::size_t>(first) * width;
+            pack({k + at, width}, {v + at, width}, first, std::min(step, keys - first), keys, heads, depth, to, memory);
+        }
         const Placement placement{bias, 2 * keys - 1 + lanes, keys, causal != 0, positions};
-        attend(q, width, queries, k, v, width, keys, heads, depth, placement, out, width, scratch.reserve(attention_scratch(keys, depth)));
+        attend({q, width}, queries, to, keys, heads, depth, placement, out, width, memory);
         return ok;
     });
 }

@@ -52,9 +52,10 @@ struct Placement {
     int bias_stride = 0;
     int longest = 0;                          // the distance d from a query to a key has the bias longest - 1 + d
     bool causal = false;                      // whether a query attends only to keys up to its own position
-    const std::int64_t* positions = nullptr;  // of the queries; null if query i is at position i
+    const std::int64_t* positions = nullptr;  // of the queries; null if query i is at position `first` + i
+    int first = 0;
 
-    int position(int query) const { return positions ? static_cast<int>(positions[query]) : query; }
+    int position(int query) const { return positions ? static_cast<int>(positions[query]) : first + query; }
     // The number of keys that a query attends to.
     int attended(int query, int keys) const { return causal ? position(query) + 1 : keys; }
     // The number of keys that any of `rows` queries attends to.
@@ -146,64 +147,77 @@ Rows pack_columns(Rows from, int rows, int n, float* to) {
 
 // The same for pairs of rows.
 template <class A = Isa>
-Rows pack_rows(Rows from, int rows, int n, float* to) {
-    if constexpr (A::floats_per_lane == 1) return from;
-    else {
-        const auto load = [&](int row, int i) {
-            return row < rows ? Isa::load(from.x + static_cast<std::size_t>(row) * from.stride + i) : Isa::zero();
-        };
-        float* next = to;
+void pack_rows(Rows from, int rows, int n, float* to) {
+    const auto load = [&](int row, int i) {
+        return row < rows ? Isa::load(from.x + static_cast<std::size_t>(row) * from.stride + i) : Isa::zero();
+    };
+    if constexpr (A::floats_per_lane == 1)
+        for (int row = 0; row < rows; row++, to += n)
+            for (int d = 0; d < n; d += lanes) Isa::store(to + d, load(row, d));
+    else
         for (int row = 0; row < rows; row += 2 * lanes)
-            for (int i = row; i < row + lanes; i++, next += n)
-                for (int d = 0; d < n; d += lanes) Isa::store(next + d, A::pair(load(i, d), load(i + lanes, d)));
-        return {to, n};
-    }
+            for (int i = row; i < row + lanes; i++, to += n)
+                for (int d = 0; d < n; d += lanes) Isa::store(to + d, A::pair(load(i, d), load(i + lanes, d)));
 }
 
-// The layout of the scratch memory of `attend`, in floats: the transposed keys come first. Packed copies exist only if
-// lanes hold pairs.
-struct AttentionScratch {
-    std::size_t scores, query, key, value, size;
-    AttentionScratch(int keys, int depth) {
-        const std::size_t width = packed_lanes(depth), all = round_up(keys, lanes), packs = Isa::floats_per_lane > 1;
-        scores = width * all;
-        query = scores + Isa::tile_rows * all;
-        key = query + packs * Isa::tile_rows * width;
-        value = key + packs * width * all;
-        size = value + packs * packed_lanes(keys) * depth;
+// Rows of keys and values that are packed together, beginning at a multiple of this in their sequence.
+constexpr int packed_rows = Isa::tiles ? 32 : Isa::floats_per_lane * lanes;
+
+// The memory of a sequence's packed keys and values, in floats. For each head: the transposed keys (width, all), then the
+// values (all / floats per lane, depth).
+struct Packed {
+    int all;  // the keys, rounded up
+    std::size_t key, head;
+    Packed(int keys, int width, int depth) : all(round_up(keys, packed_rows)) {
+        key = static_cast<std::size_t>(width) * all;
+        head = key + static_cast<std::size_t>(all) / Isa::floats_per_lane * depth;
     }
 };
 
-// The attention of one sequence. q (queries, .) is scaled; k and v are (keys, .). Heads of `depth` are side by side.
-// `memory` has the size of an AttentionScratch. Of causal attention, a block of queries skips the keys after all of them.
-inline void attend_on_vectors(const float* q, int q_stride, int queries, const float* k, const float* v, int kv_stride, int keys,
-                   int heads, int depth, const Placement& placement, float* out, int stride, float* memory) {
-    const int width = packed_lanes(depth), all = round_up(keys, lanes);
-    const AttentionScratch scratch(keys, depth);
-    float *transposed = memory, *scores = memory + scratch.scores;
-    for (int head = 0; head < heads; head++) {
-        const int first = head * depth;
-        const Rows key = pack_columns({k + first, kv_stride}, keys, depth, memory + scratch.key);
-        const Rows value = pack_rows({v + first, kv_stride}, keys, depth, memory + scratch.value);
-        transpose(key.x, key.stride, keys, width, transposed, all);
-        for (int i = 0; i < queries; i += Isa::tile_rows) {
-            const int rows = queries - i < Isa::tile_rows ? queries - i : Isa::tile_rows;
-            float* to = out + static_cast<std::size_t>(i) * stride + first;
-            const Rows query = pack_columns({q + static_cast<std::size_t>(i) * q_stride + first, q_stride}, rows, depth, memory + scratch.query);
-            const int attended = placement.attended(i, rows, keys), columns = round_up(attended, lanes);
-            const int value_rows = Isa::floats_per_lane == 1 ? attended : packed_lanes(attended);
-            multiply_f32(query.x, query.stride, rows, transposed, all, width, columns, scores, all);
-            float inverse[Isa::tile_rows];
-            for (int r = 0; r < rows; r++)
-                inverse[r] = softmax_numerators(scores + static_cast<std::size_t>(r) * all, placement.attended(i + r, keys), columns, placement.bias_of(head, i + r));
-            const Rows weights = pack_columns({scores, all}, rows, columns, scores);  // packed numbers never overtake the reads
-            multiply_f32(weights.x, weights.stride, rows, value.x, value.stride, value_rows, depth, to, stride);
-            for (int r = 0; r < rows; r++)
-                for (int d = 0; d < depth; d += lanes) {
-                    float* p = to + static_cast<std::size_t>(r) * stride + d;
-                    Isa::store(p, Isa::mul(Isa::load(p), Isa::broadcast(inverse[r])));
-                }
-        }
+// Packs rows of one head's keys and values. `first` is the first row's place in the sequence: a multiple of `packed_rows`,
+// and so is the count of rows unless they are the sequence's last.
+inline void pack_on_vectors(Rows key, Rows value, int first, int rows, int keys, int depth, float* to, float* scratch) {
+    const int width = packed_lanes(depth);
+    const Packed packed(keys, width, depth);
+    const Rows columns = pack_columns(key, rows, depth, scratch);
+    transpose(columns.x, columns.stride, rows, width, to + first, packed.all);
+    pack_rows(value, rows, depth, to + packed.key + static_cast<std::size_t>(first) / Isa::floats_per_lane * depth);
+}
+
+// The layout of the scratch memory of `attend_on_vectors`, in floats.
+struct AttentionScratch {
+    std::size_t query, size;
+    AttentionScratch(int keys, int depth) {
+        query = static_cast<std::size_t>(Isa::tile_rows) * round_up(keys, packed_rows);  // scores come first
+        size = query + static_cast<std::size_t>(Isa::tile_rows) * packed_lanes(depth);
+    }
+};
+
+// The attention of one head for queries of one sequence. q is scaled. `memory` has the size of an AttentionScratch. Of
+// causal attention, a block of queries skips the keys after all of them.
+inline void attend_on_vectors(Rows q, int queries, const float* packed, int keys, int head, int depth, const Placement& placement,
+                              float* out, int stride, float* memory) {
+    const int width = packed_lanes(depth);
+    const Packed layout(keys, width, depth);
+    const int all = layout.all;
+    float *scores = memory, *packed_query = memory + AttentionScratch(keys, depth).query;
+    for (int i = 0; i < queries; i += Isa::tile_rows) {
+        const int rows = queries - i < Isa::tile_rows ? queries - i : Isa::tile_rows;
+        float* to = out + static_cast<std::size_t>(i) * stride;
+        const Rows query = pack_columns({q.x + static_cast<std::size_t>(i) * q.stride, q.stride}, rows, depth, packed_query);
+        const int attended = placement.attended(i, rows, keys), columns = round_up(attended, lanes);
+        const int value_rows = Isa::floats_per_lane == 1 ? attended : packed_lanes(attended);
+        multiply_f32(query.x, query.stride, rows, packed, all, width, columns, scores, all);
+        float inverse[Isa::tile_rows];
+        for (int r = 0; r < rows; r++)
+            inverse[r] = softmax_numerators(scores + static_cast<std::size_t>(r) * all, placement.attended(i + r, keys), columns, placement.bias_of(head, i + r));
+        const Rows weights = pack_columns({scores, all}, rows, columns, scores);  // packed numbers never overtake the reads
+        multiply_f32(weights.x, weights.stride, rows, packed + layout.key, depth, value_rows, depth, to, stride);
+        for (int r = 0; r < rows; r++)
+            for (int d = 0; d < depth; d += lanes) {
+                float* p = to + static_cast<std::size_t>(r) * stride + d;
+                Isa::store(p, Isa::mul(Isa::load(p), Isa::broadcast(inverse[r])));
+            }
     }
 }
 

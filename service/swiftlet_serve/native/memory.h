@@ -1,4 +1,4 @@
-// Memory: aligned buffers, the workspace of a call, and packed matrices.
+// Memory: aligned buffers, the workspace of a thread, and packed matrices.
 
 #pragma once
 
@@ -50,26 +50,39 @@ class Buffer {
 
 constexpr int block_rows = Isa::tiles ? 128 : 48;  // rows that pass through the products of a layer together, and stay in the cache
 
-// The memory of a call besides the weights. Each thread has one workspace for all models.
+// The memory of a thread besides the weights, for all models. A call has its own memory in the workspace of the thread that
+// made it.
 struct Workspace {
-    Buffer<float> hidden, key_value, query_residual, attended, inner, widened, focused, attention, scale, offset, logits, low, high;
+    // Of a call: values whose rows later steps read, packed keys and values, and the places of rows.
+    Buffer<float> values, packed;
+    Buffer<int> index, owner, read_owner;
+    Buffer<std::size_t> out_start;
+    Buffer<int> key_start;
+    // Of the tasks that the thread runs.
+    Buffer<float> own_values, own_packed, attention, scale, offset, low, high;
     Buffer<Quantised> quantised_rows;
-    Buffer<int> index, queries;
 
-    std::size_t bytes() const {
-        std::size_t floats = 0;
-        for (const auto* b : {&hidden, &key_value, &query_residual, &attended, &inner, &widened, &focused, &attention, &scale, &offset, &logits, &low, &high})
-            floats += b->bytes();
-        return floats + quantised_rows.bytes() + index.bytes() + queries.bytes();
+    template <class Function>
+    void each(Function&& f) {
+        f(values), f(packed), f(index), f(owner), f(read_owner), f(out_start), f(key_start);
+        f(own_values), f(own_packed), f(attention), f(scale), f(offset), f(low), f(high), f(quantised_rows);
     }
+    std::size_t bytes() {
+        std::size_t total = 0;
+        each([&](const auto& buffer) { total += buffer.bytes(); });
+        return total;
+    }
+    // Gives back what few calls need.
+    void trim() {
+        constexpr std::size_t kept = 16 << 20;
+        if (bytes() > kept) each([](auto& buffer) { buffer = {}; });
+    }
+
     // Returns memory for the ranges of up to `block_rows` rows.
     Ranges ranges() { return {low.reserve(block_rows * lanes), high.reserve(block_rows * lanes)}; }
 
-    // Quantises up to `block_rows` rows. Their ranges need not be known.
-    QuantisedRows quantised(const float* x, int stride, int rows, int k, const Ranges* known = nullptr) {
-        QuantisedRows to{quantised_rows.reserve(static_cast<std::size_t>(block_rows) * k), scale.reserve(block_rows), offset.reserve(block_rows)};
-        quantise(x, stride, rows, k, to, known);
-        return to;
+    QuantisedRows quantised(int k) {
+        return {quantised_rows.reserve(static_cast<std::size_t>(block_rows) * k), scale.reserve(block_rows), offset.reserve(block_rows)};
     }
 };
 thread_local Workspace workspace;
@@ -106,6 +119,14 @@ class PackedMatrix {
     operator const Matrix&() const { return m_; }
     // Whether it was made of a matrix (n, k).
     bool is(int n, int k) const { return n_ == n && m_.k == k; }
+    int rows() const { return n_; }
+    // Writes the first `width` numbers of a row of the matrix.
+    void look_up(int row, int width, float* to) const {
+        const int column = row / tile_columns * tile_columns, panel = std::min(tile_columns, m_.n - column);
+        const std::int8_t* w = m_.w + static_cast<std::size_t>(column) * m_.k + static_cast<std::size_t>(row - column) * Isa::group;
+        for (int i = 0; i < width; i++)
+            to[i] = static_cast<float>(w[static_cast<std::size_t>(i / Isa::group) * panel * Isa::group + i % Isa::group]) * m_.scale[row];
+    }
     std::size_t weight_bytes() const { return static_cast<std::size_t>(m_.n) * m_.k; }
     // Moves the weights to other memory, which must have `weight_bytes` bytes.
     void move_weights(std::int8_t* to) {

@@ -31,9 +31,9 @@ inline void distrust_tiles() {
     wrong_sums++;
 }
 
-// A call that may use tiles.
+// While it lives, this thread may use tiles. All threads of a call use them, or none does.
 struct TileCall {
-    TileCall() { on_tiles = Isa::tiles && tiles_trusted; }
+    explicit TileCall(bool uses_tiles = Isa::tiles && tiles_trusted) { on_tiles = uses_tiles; }
     ~TileCall() { on_tiles = false; }
     Isa::InUse in_use;
 };

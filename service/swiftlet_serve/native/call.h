@@ -1,0 +1,412 @@
+// A call: a batch on its way through a network.
+//
+// The rows of a segment's steps are divided into parts, and each part is a task, which one thread runs in blocks of rows that
+// stay in its cache. There are two ways to divide a batch.
+//
+// - By spans: some whole sequences. A task runs a block of steps (a layer) for a span, so that the span's queries, keys and
+//   values stay in the thread's memory.
+// - By chunks: some rows of a lone sequence. A task runs the segments between two waits for a chunk. Queries, keys and values
+//   are in the call's memory. Keys and values of successive layers alternate between two memories, so that a chunk can write
+//   those of a layer while others still read those of the layer before.
+//
+// Every row is computed by the same operations in the same order either way.
+
+#pragma once
+
+#include <memory>
+
+#include "attention_tiles.h"
+#include "helpers.h"
+#include "model.h"
+
+namespace {
+
+constexpr int span_tokens = 128;                      // the activations of a span stay in the second-level cache, beside a layer's weights
+constexpr int chunk_rows = std::max(packed_rows, multiple);  // chunks are multiples of this
+constexpr int largest_chunk = 64;
+constexpr int block_multiple = Isa::tiles ? 2 * tile_side : Isa::tile_rows;
+
+// Some rows: tokens, or positions that the head reads.
+struct Range {
+    int first, last;
+    int count() const { return last - first; }
+};
+
+class Call : public Tasks {
+   public:
+    Call(const Model& model, const Batch& batch, float* out)
+        : model_(model), program_(model.program()), batch_(batch), out_(out), memory_(workspace), tiles_(Isa::tiles && tiles_trusted) {
+        place_rows();
+        divide();
+        place_values();
+    }
+
+    void after_work() override { workspace.trim(); }
+
+   protected:
+    void run(int stage, int task) override;
+
+   private:
+    struct Part {
+        Range tokens, reads;
+    };
+    struct Stage {
+        int first, last;  // segments
+        int parts;        // the place of its first part
+    };
+    class Worker;
+
+    // Finds the sequence of every row, and where its outputs go.
+    void place_rows() {
+        const Batch& b = batch_;
+        int* index = memory_.index.reserve(b.reads);
+        int *owner = memory_.owner.reserve(b.tokens), *read_owner = memory_.read_owner.reserve(b.reads);
+        int* key_start = memory_.key_start.reserve(b.sequences + 1);
+        std::size_t* out_start = memory_.out_start.reserve(b.sequences);
+        key_start[0] = 0;
+        std::size_t written = 0;
+        for (int s = 0; s < b.sequences; s++) {
+            std::fill(owner + b.offsets[s], owner + b.offsets[s + 1], s);
+            for (std::int64_t i = b.focus_offsets[s]; i < b.focus_offsets[s + 1]; i++) {
+                index[i] = static_cast<int>(b.offsets[s] + b.focus[i]);
+                read_owner[i] = s;
+            }
+            key_start[s + 1] = key_start[s] + round_up(b.length(s), packed_rows);
+            out_start[s] = written;
+            written += static_cast<std::size_t>(b.focus_offsets[s + 1] - b.focus_offsets[s]) * row_size(s);
+        }
+        index_ = index, owner_ = owner, read_owner_ = read_owner, key_start_ = key_start, out_start_ = out_start;
+    }
+
+    // The numbers that a sequence asks for at each of its positions.
+    std::size_t row_size(int s) const {
+        const std::int64_t candidates = batch_.candidate_offsets[s + 1] - batch_.candidate_offsets[s], k = batch_.top_k[s];
+        if (!k) return candidates ? 1 : model_.outputs();
+        return 1 + 2 * static_cast<std::size_t>(std::min<std::int64_t>(k, candidates ? candidates : model_.outputs()));
+    }
+
+    void divide() {
+        const int threads = std::max(1, Helpers::instance().idle_cores());  // this one, too
+        by_chunks_ = batch_.sequences == 1 && batch_.tokens > chunk_rows && (threads > 1 || batch_.tokens >= 8 * largest_chunk);
+        by_chunks_ ? divide_into_chunks(threads) : divide_into_spans();
+    }
+
+    void divide_into_spans() {
+        for (int first = 0, last; first < batch_.sequences; first = last) {
+            for (last = first + 1; last < batch_.sequences && batch_.offsets[last + 1] - batch_.offsets[first] <= span_tokens;) last++;
+            const auto range = [&](const std::int64_t* offsets) { return Range{static_cast<int>(offsets[first]), static_cast<int>(offsets[last])}; };
+            parts_.push_back({range(batch_.offsets), range(batch_.focus_offsets)});
+        }
+        const std::vector<Segment>& segments = program_.segments;
+        for (int first = 0, last; first < static_cast<int>(segments.size()); first = last) {
+            for (last = first + 1; last < static_cast<int>(segments.size()) && !segments[last].starts_block;) last++;
+            stages_.push_back({first, last, 0});
+            add_stage(static_cast<int>(parts_.size()));
+        }
+    }
+
+    void divide_into_chunks(int threads) {
+        for (const Range& chunk : chunks(batch_.tokens, threads)) parts_.push_back({chunk, {0, 0}});
+        const int first_read = static_cast<int>(parts_.size());
+        for (const Range& chunk : chunks(batch_.reads, threads)) parts_.push_back({{0, 0}, chunk});
+        const std::vector<Segment>& segments = program_.segments;
+        for (int first = 0, last; first < static_cast<int>(segments.size()); first = last) {
+            for (last = first + 1; last < static_cast<int>(segments.size()) && !segments[last].waits;) last++;
+            const int begin = segments[first].reads ? first_read : 0, end = segments[first].reads ? static_cast<int>(parts_.size()) : first_read;
+            stages_.push_back({first, last, begin});
+            add_stage(end - begin);
+        }
+    }
+
+    // Chunks of about the same size for each thread, and several of them if the sequence is long.
+    static std::vector<Range> chunks(int rows, int threads) {
+        const int count = threads * std::max(1, rows / (threads * largest_chunk));
+        const int size = round_up(std::max(1, (rows + count - 1) / count), chunk_rows);
+        std::vector<Range> found;
+        for (int first = 0; first < rows; first += size) found.push_back({first, std::min(rows, first + size)});
+        return found;
+    }
+
+    // Places the values that later segments read in the call's memory: those of all tokens, then those that the head reads.
+    void place_values() {
+        std::size_t total = 0;
+        const std::size_t rows = static_cast<std::size_t>(batch_.tokens) + batch_.reads;
+        call_values_.assign(program_.widths.size(), nullptr);
+        const auto each = [&](auto&& f) {
+            for (int value = 0; value < static_cast<int>(program_.widths.size()); value++)
+                if (in_call(value)) f(value);
+        };
+        each([&](int value) { total += rows * program_.stride(value); });
+        float* next = memory_.values.reserve(total);
+        each([&](int value) { call_values_[value] = next, next += rows * program_.stride(value); });
+        for (const Step& s : program_.steps)
+            if (s.kind == Kind::attend) key_floats_ = std::max(key_floats_, floats_per_key(s));
+        if (!by_chunks_) return;
+        const std::size_t size = key_start_[1] * key_floats_;
+        packed_[0] = memory_.packed.reserve(2 * size), packed_[1] = packed_[0] + size;
+    }
+    // The packed floats of a key and a value, of all heads.
+    std::size_t floats_per_key(const Step& s) const {
+        const TileCall tiles(tiles_);
+        return packed_size(packed_rows, s.heads, s.width / s.heads) / packed_rows;
+    }
+    // Whether a value is in the call's memory, and not in that of the thread that runs a part.
+    bool in_call(int value) const {
+        const Storage storage = program_.storage[value];
+        return storage == Storage::call || (by_chunks_ && storage == Storage::steps);
+    }
+
+    const Model& model_;
+    const Program& program_;
+    const Batch& batch_;
+    float* out_;
+    Workspace& memory_;  // of the thread that makes the call
+    const bool tiles_;
+    bool by_chunks_ = false;
+    std::vector<Part> parts_;
+    std::vector<Stage> stages_;
+    const int* index_ = nullptr;                      // (reads,): the token at each position that the head reads
+    const int *owner_ = nullptr, *read_owner_ = nullptr;  // (tokens,) and (reads,): the sequence of each row
+    const int* key_start_ = nullptr;                  // (sequences + 1,): the place of its keys among all packed keys
+    const std::size_t* out_start_ = nullptr;          // (sequences,): the place of its outputs
+    std::vector<float*> call_values_;
+    std::size_t key_floats_ = 0;  // the most that a key and a value take, packed, in a layer
+    float* packed_[2] = {};
+};
+
+// Runs segments for a part, on one thread.
+class Call::Worker {
+   public:
+    Worker(const Call& call, const Part& part)
+        : call_(call), model_(call.model_), program_(call.program_), batch_(call.batch_), part_(part), memory_(workspace) {
+        std::size_t total = 0;
+        const std::size_t rows = std::max(part.tokens.count(), part.reads.count());
+        const auto size = [&](int value) { return (program_.is_block(value) ? block_rows : rows) * program_.stride(value); };
+        values_ = call.call_values_;
+        const int count = static_cast<int>(values_.size());
+        for (int value = 0; value < count; value++)
+            if (!values_[value]) total += size(value);
+        float* next = memory_.own_values.reserve(total);
+        for (int value = 0; value < count; value++)
+            if (!values_[value]) values_[value] = next, next += size(value);
+        if (!part.tokens.count() || call.by_chunks_) return;
+        first_key_ = call.key_start_[call.owner_[part.tokens.first]];
+        const int keys = call.key_start_[call.owner_[part.tokens.last - 1] + 1] - first_key_;
+        own_packed_ = memory_.own_packed.reserve(keys * call.key_floats_);
+    }
+
+    void run(int first, int last) {
+        for (int number = first; number < last; number++) {
+            const Segment& segment = program_.segments[number];
+            const Range rows = segment.reads ? part_.reads : part_.tokens;
+            reads_ = segment.reads, part_first_ = rows.first;
+            const int blocks = (rows.count() + block_rows - 1) / block_rows;
+            const int size = blocks ? std::min(block_rows, round_up((rows.count() + blocks - 1) / blocks, block_multiple)) : 0;
+            for (first_ = rows.first; first_ < rows.last; first_ += size) {
+                count_ = std::min(size, rows.last - first_);
+                for (int i = segment.first; i < segment.last; i++) run(program_.steps[i]);
+                if (number == static_cast<int>(program_.segments.size()) - 1) write_outputs();
+            }
+            if (segment.packs != none) pack_keys(program_.steps[segment.packs], rows);
+        }
+    }
+
+   private:
+    // The first row of a value's block. Rows of the call's memory for the head's positions follow those of all tokens.
+    float* rows(int value) const { return rows(value, first_); }
+    float* rows(int value, int row) const {
+        const std::size_t stride = program_.stride(value);
+        if (call_.call_values_[value]) return values_[value] + (row + (reads_ ? static_cast<std::size_t>(batch_.tokens) : 0)) * stride;
+        return values_[value] + static_cast<std::size_t>(row - (program_.is_block(value) ? first_ : part_first_)) * stride;
+    }
+
+    void run(const Step& s) {
+        switch (s.kind) {
+            case Kind::look_up: return look_up(s);
+            case Kind::multiply: return s.exact ? multiply_exactly(s) : multiply_quantised(s);
+            case Kind::norm: return normalise(s);
+            case Kind::attend: return attend_block(s);
+            case Kind::read: return s.how == How::focus ? gather(s) : pool(s);
+        }
+    }
+
+    void look_up(const Step& s) {
+        const int stride = program_.stride(s.out);
+        float* to = rows(s.out) + s.x.first;
+        for (int token = first_; token < first_ + count_; token++, to += stride) {
+            const int sequence = call_.owner_[token];
+            const std::int64_t begin = batch_.offsets[sequence], end = batch_.offsets[sequence + 1];
+            if (!s.in_vector) {
+                const std::int64_t at = s.index == Index::next_word ? token + 1 : s.index == Index::previous_word ? token - 1 : token;
+                const std::int64_t id = at >= begin && at < end ? batch_.ids[at] : -1;
+                if (!s.adds) {
+                    model_.look_up(id, to);
+                    continue;
+                }
+                float* word = memory_.attention.reserve(s.width);
+                model_.look_up(id, word);
+                add(word, s.width, to);
+                continue;
+            }
+            const std::int64_t row = s.index == Index::position ? token - begin : batch_.token_types[token];
+            const float* from = model_.vector(s.parameter) + row * s.width;
+            if (s.adds)
+                add(from, s.width, to);
+            else
+                std::copy(from, from + s.width, to);
+        }
+    }
+    static void add(const float* from, int n, float* to) {
+        for (int d = 0; d < n; d++) to[d] += from[d];
+    }
+
+    void multiply_quantised(const Step& s) {
+        const int k = program_.width(s.x.value);
+        const QuantisedRows x = memory_.quantised(k);
+        const Ranges ranges = memory_.ranges();
+        if (s.quantises) quantise(rows(s.x.value), program_.stride(s.x.value), count_, k, x, s.knows_ranges ? &ranges : nullptr);
+        Epilogue epilogue{s.activation};
+        if (s.residual.value != none) {
+            epilogue.residual = rows(s.residual.value) + s.residual.first;
+            epilogue.residual_stride = program_.stride(s.residual.value);
+        }
+        if (s.gain != none) epilogue.gain = model_.vector(s.gain);
+        if (s.ranged) epilogue.ranges = &ranges;
+        multiply(x, count_, model_.product(s.parameter), rows(s.out), program_.stride(s.out), epilogue);
+    }
+
+    // In fp32: the few outputs of a head.
+    void multiply_exactly(const Step& s) {
+        const int k = program_.width(s.x.value), n = program_.width(s.out), stride = program_.stride(s.out);
+        const float *x = rows(s.x.value), *weight = model_.vector(s.parameter), *bias = model_.vector(s.bias);
+        float* to = rows(s.out);
+        for (int i = 0; i < count_; i++, x += program_.stride(s.x.value), to += stride) {
+            for (int o = 0; o < n; o++) to[o] = dot_product(x, weight + static_cast<std::size_t>(o) * k, k) + bias[o];
+            if (s.activation == Activation::none) continue;
+            std::fill(to + n, to + stride, 0.0f);
+            if (s.activation == Activation::relu)
+                for (int o = 0; o < n; o++) to[o] = to[o] < 0 ? 0 : to[o];
+            activate(s.activation, to, stride);
+        }
+    }
+
+    void normalise(const Step& s) {
+        const int width = program_.width(s.out), stride = program_.stride(s.out);
+        const Ranges ranges = memory_.ranges();
+        const float *from = rows(s.x.value), *weight = model_.vector(s.parameter), *bias = model_.vector(s.bias);
+        float* to = rows(s.out);
+        for (int i = 0; i < count_; i++, from += stride, to += stride) {
+            Floats low, high;
+            if (from != to) std::memcpy(to, from, width * sizeof(float));
+            layer_norm(to, width, weight, bias, s.epsilon, low, high);
+            if (s.ranged) Isa::store(ranges.from(i).low, low), Isa::store(ranges.from(i).high, high);
+        }
+    }
+
+    // Packs the keys and values that a segment has computed for the part.
+    void pack_keys(const Step& s, const Range& range) {
+        const int key_stride = program_.stride(s.key.value), value_stride = program_.stride(s.value.value), depth = s.width / s.heads;
+        for (int row = range.first, end; row < range.last; row = end) {
+            const int sequence = call_.owner_[row];
+            end = std::min<int>(range.last, batch_.offsets[sequence + 1]);
+            const int keys = batch_.length(sequence);
+            float* scratch = memory_.attention.reserve(attention_scratch(keys, depth));
+            pack({rows(s.key.value, row) + s.key.first, key_stride}, {rows(s.value.value, row) + s.value.first, value_stride},
+                 static_cast<int>(row - batch_.offsets[sequence]), end - row, keys, s.heads, depth, packed(s, sequence), scratch);
+        }
+    }
+
+    // The packed keys and values of a sequence.
+    float* packed(const Step& s, int sequence) const {
+        if (call_.by_chunks_) return call_.packed_[s.parity];
+        return own_packed_ + (call_.key_start_[sequence] - first_key_) * call_.key_floats_;
+    }
+
+    void attend_block(const Step& s) {
+        const int q_stride = program_.stride(s.x.value), stride = program_.stride(s.out), depth = s.width / s.heads;
+        const int* owner = reads_ ? call_.read_owner_ : call_.owner_;
+        const float* q = rows(s.x.value) + s.x.first;
+        float* to = rows(s.out);
+        for (int row = first_, end; row < first_ + count_; row = end) {
+            const int sequence = owner[row], keys = batch_.length(sequence);
+            for (end = row + 1; end < first_ + count_ && owner[end] == sequence;) end++;
+            Placement placement{model_.position_bias(s.bias), model_.bias_stride(), program_.positions, s.causal};
+            if (reads_)
+                placement.positions = batch_.focus + row;
+            else
+                placement.first = static_cast<int>(row - batch_.offsets[sequence]);
+            float* scratch = memory_.attention.reserve(attention_scratch(keys, depth));
+            attend({q, q_stride}, end - row, packed(s, sequence), keys, s.heads, depth, placement, to, stride, scratch);
+            q += static_cast<std::size_t>(end - row) * q_stride, to += static_cast<std::size_t>(end - row) * stride;
+        }
+    }
+
+    // The first row of a value at a token.
+    const float* token(int value, std::int64_t at) const { return call_.call_values_[value] + static_cast<std::size_t>(at) * program_.stride(value); }
+
+    void gather(const Step& s) {
+        const int stride = program_.stride(s.out);
+        float* to = rows(s.out);
+        for (int i = first_; i < first_ + count_; i++, to += stride) std::memcpy(to, token(s.x.value, call_.index_[i]), stride * sizeof(float));
+    }
+
+    // Computes the mean or the maximum of a sequence's tokens. They are added in order, so that the sums do not depend on the
+    // other sequences.
+    void pool(const Step& s) {
+        const int width = program_.width(s.out), stride = program_.stride(s.out);
+        float* to = rows(s.out);
+        for (int i = first_; i < first_ + count_; i++, to += stride) {
+            const int sequence = call_.read_owner_[i];
+            const std::int64_t first = batch_.offsets[sequence], last = batch_.offsets[sequence + 1];
+            std::copy(token(s.x.value, first), token(s.x.value, first) + width, to);
+            for (std::int64_t t = first + 1; t < last; t++) {
+                const float* x = token(s.x.value, t);
+                if (s.how == How::mean)
+                    add(x, width, to);
+                else
+                    for (int d = 0; d < width; d++) to[d] = to[d] < x[d] || x[d] != x[d] ? x[d] : to[d];
+            }
+            const float scale = 1.0f / static_cast<float>(last - first);
+            if (s.how == How::mean)
+                for (int d = 0; d < width; d++) to[d] *= scale;
+        }
+    }
+
+    // Writes the outputs of the block's positions, or the top k of them.
+    void write_outputs() {
+        const int outputs = model_.outputs(), stride = program_.stride(program_.result);
+        float* row = rows(program_.result);
+        for (int i = first_; i < first_ + count_; i++, row += stride) {
+            const int s = call_.read_owner_[i];
+            const std::int64_t candidate = batch_.candidate_offsets[s], count = batch_.candidate_offsets[s + 1] - candidate, at = i - batch_.focus_offsets[s];
+            const int k = static_cast<int>(batch_.top_k[s]);
+            float* out = call_.out_ + call_.out_start_[s] + at * call_.row_size(s);
+            if (!k && count)
+                *out = log_probability(row, outputs, batch_.candidates[candidate + at]);
+            else if (k)
+                top_k(row, outputs, k, batch_.candidates + candidate, static_cast<int>(count), out);
+            else
+                std::copy(row, row + outputs, out);
+        }
+    }
+
+    const Call& call_;
+    const Model& model_;
+    const Program& program_;
+    const Batch& batch_;
+    const Part& part_;
+    Workspace& memory_;  // of this thread
+    std::vector<float*> values_;
+    float* own_packed_ = nullptr;
+    int first_key_ = 0;    // of the packed keys in `own_packed_`
+    bool reads_ = false;   // whether the rows are those that the head reads
+    int part_first_ = 0, first_ = 0, count_ = 0;  // the first row of the part, and the rows of the block
+};
+
+inline void Call::run(int stage, int task) {
+    const TileCall tiles(tiles_);
+    const Stage& s = stages_[stage];
+    Worker(*this, parts_[s.parts + task]).run(s.first, s.last);
+}
+
+}  // namespace

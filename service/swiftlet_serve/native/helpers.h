@@ -1,0 +1,215 @@
+// Threads that help with running calls while cores are idle.
+//
+// A call is a list of tasks, in stages: the tasks of a stage may run at the same time, after all those of the stage before.
+// The thread that makes the call takes one task after another. A helper joins the call with the most tasks left while fewer
+// threads work than there are cores. It leaves between two tasks when a new call arrives. Helpers wait without spinning.
+// Which thread computes a task changes no result.
+
+#pragma once
+
+#ifdef __linux__
+#include <sched.h>
+#endif
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace {
+
+ALWAYS_INLINE void pause_briefly() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// The tasks of a call. Several threads may run them at the same time.
+class Tasks {
+   public:
+    virtual ~Tasks() = default;
+
+    int left() const { return std::max(0, count() - next_.load(std::memory_order_relaxed)); }
+
+    // Takes tasks until none is left, or until `leaves` says so between two tasks.
+    template <class Leaves>
+    void work(Leaves&& leaves) {
+        while (!leaves()) {
+            const int task = next_.fetch_add(1, std::memory_order_relaxed);
+            if (task >= count()) return;
+            const int stage = static_cast<int>(std::upper_bound(ends_.begin(), ends_.end(), task) - ends_.begin());
+            if (stage) wait_for(ends_[stage - 1]);
+            if (!failed_.load(std::memory_order_relaxed)) try {
+                run(stage, task - (stage ? ends_[stage - 1] : 0));
+            } catch (...) {
+                if (!failed_.exchange(true)) failure_ = std::current_exception();
+            }
+            done_++;  // in one order with `sleepers_`, so that no sleeper misses it
+            if (sleepers_) wake();
+        }
+    }
+
+    // Waits until all tasks are done. Throws what a task has thrown.
+    void finish() {
+        wait_for(count());
+        if (failure_) std::rethrow_exception(failure_);
+    }
+
+    // What a thread does after it has left.
+    virtual void after_work() {}
+
+    int helpers = 0;                         // that have joined. `Helpers` guards it
+    std::atomic<std::int64_t> helped_ns{0};  // the time of all helpers
+
+   protected:
+    // Adds a stage of some tasks.
+    void add_stage(int tasks) { ends_.push_back(count() + tasks); }
+    virtual void run(int stage, int task) = 0;
+
+   private:
+    int count() const { return ends_.empty() ? 0 : ends_.back(); }
+
+    // Waits until this many tasks are done: the threads that run them are about to finish, unless something stops them.
+    void wait_for(int tasks) {
+        constexpr int spins = 2000;
+        for (int i = 0; i < spins; i++) {
+            if (done_.load(std::memory_order_acquire) >= tasks) return;
+            pause_briefly();
+        }
+        std::unique_lock<std::mutex> lock(mutex_);
+        sleepers_++;
+        changed_.wait(lock, [&] { return done_ >= tasks; });
+        sleepers_--;
+    }
+    void wake() {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        changed_.notify_all();
+    }
+
+    std::vector<int> ends_;  // of the stages: the tasks up to there
+    std::atomic<int> next_{0}, done_{0}, sleepers_{0};
+    std::atomic<bool> failed_{false};
+    std::exception_ptr failure_;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+};
+
+// The helpers of a process. They start with the first call that they can help with.
+class Helpers {
+   public:
+    static Helpers& instance() {
+        static Helpers* const helpers = new Helpers;  // never destroyed: threads wait in it when the process exits
+        return *helpers;
+    }
+
+    // The cores that all calls of the process may use together. 1: nobody helps.
+    void set_cores(int cores) { cores_ = cores; }
+    int idle_cores() const { return std::max(0, cores_.load() - busy_.load()); }
+
+    // Runs the tasks of a call, on this thread and on helpers. Throws what a task throws.
+    void run(Tasks& call) {
+        busy_++;
+        const bool shared = call.left() > 1 && cores_ > 1 && getpid() == process_;
+        if (shared) offer(call);
+        call.work([] { return false; });
+        if (shared) withdraw(call);
+        busy_--;
+        if (offered_) wake_one();
+        call.after_work();
+        call.finish();
+    }
+
+   private:
+    Helpers() : process_(getpid()) {}
+
+    void offer(Tasks& call) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        while (started_ < cores_ - 1 && start()) {}
+        calls_.push_back(&call), offered_++;
+        for (int i = std::min(idle_cores(), call.left() - 1); i > 0; i--) called_.notify_one();
+    }
+    // No helper joins a call afterwards, and none is in it.
+    void withdraw(Tasks& call) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        calls_.erase(std::find(calls_.begin(), calls_.end(), &call)), offered_--;
+        gone_.wait(lock, [&] { return call.helpers == 0; });
+    }
+    // A core is idle, which another call can use.
+    void wake_one() {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        called_.notify_one();
+    }
+
+    // Starts a helper. It gets no signals, which are for Python's threads.
+    bool start() {
+        sigset_t all, before;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        bool works = true;
+        try {
+            std::thread([this] { help(); }).detach();
+            started_++;
+        } catch (const std::exception&) {  // no more threads: calls run with those that there are
+            works = false;
+        }
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        return works;
+    }
+
+    void help() {
+        std::unique_lock<std::mutex> lock(mutex_);
+        for (;;) {
+            Tasks* call = nullptr;
+            called_.wait(lock, [&] { return busy_ < usable_cores() && (call = most_left()); });
+            call->helpers++, busy_++;
+            lock.unlock();
+            const auto started = std::chrono::steady_clock::now();
+            bool counted = true;
+            call->work([&] { return !(counted = !gives_back()); });
+            if (counted) busy_--;
+            call->after_work();
+            call->helped_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - started).count();
+            lock.lock();
+            if (--call->helpers == 0) gone_.notify_all();
+        }
+    }
+    Tasks* most_left() const {
+        Tasks* most = nullptr;
+        for (Tasks* call : calls_)
+            if (call->left() > (most ? most->left() : 0)) most = call;
+        return most;
+    }
+    // Gives a core back if more threads work than there are cores: of several helpers, only as many as are too many.
+    bool gives_back() {
+        for (int busy = busy_; busy > cores_;)
+            if (busy_.compare_exchange_weak(busy, busy - 1)) return true;
+        return false;
+    }
+    // The cores that are left if the process was confined to fewer.
+    int usable_cores() const {
+        int cores = cores_;
+#ifdef __linux__
+        cpu_set_t allowed;
+        if (cores > 1 && !sched_getaffinity(0, sizeof allowed, &allowed)) cores = std::min(cores, CPU_COUNT(&allowed));
+#endif
+        return cores;
+    }
+
+    const pid_t process_;  // a process that was forked has none of the threads
+    std::atomic<int> cores_{1}, busy_{0}, offered_{0};
+    int started_ = 0;
+    std::vector<Tasks*> calls_;
+    std::mutex mutex_;
+    std::condition_variable called_, gone_;
+};
+
+}  // namespace

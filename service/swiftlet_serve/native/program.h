@@ -1,0 +1,300 @@
+// A network's program: its steps, and how they are divided into segments and stages.
+//
+// Python writes a program as numbers (`engines/native.py`; `swiftlet_models/program.py` has the meaning of the steps).
+// `Program` refuses whatever contradicts itself, so that no later code checks a number.
+//
+// A step computes each row by itself, except for two: attention reads the keys and values of a whole sequence, and a read
+// takes rows of a sequence from their places. A segment is a run of steps that all compute the same rows. The rows of a
+// segment can be computed in any order, and by several threads. If the first step of a segment reads rows that the segment
+// before wrote, all rows of that one come first: the segment "waits".
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "product.h"
+
+namespace {
+
+// Thrown when a program or a parameter has a size that contradicts another one.
+struct Misshapen {};
+
+inline void require(bool condition) {
+    if (!condition) throw Misshapen();
+}
+
+constexpr int max_size = 1 << 24;      // of a dimension: sums of a few of them fit an int
+constexpr int max_steps = 1 << 16;
+constexpr int multiple = 16;           // the widths are multiples of the widest vector, and of a group of inputs
+constexpr int numbers_per_step = 12;
+constexpr int none = -1;
+
+enum class Kind : int { look_up, multiply, norm, attend, read };
+enum class Index : int { word, next_word, previous_word, position, token_type };
+enum class How : int { focus, mean, max };
+
+// Columns of a value, from `first` on.
+struct Place {
+    int value = none, first = 0;
+};
+
+struct Step {
+    Kind kind;
+    bool starts_block = false;  // only one value passes from the steps before to this one and those after it
+    int out = none;
+    Place x;             // what a product, a norm or a read takes; the query of attention; the place of a look-up's output
+    Place key, value;    // of attention
+    Place residual;      // of a product
+    int width = 0;       // of a look-up, or of the query
+    int parameter = none, bias = none;  // a matrix, a vector or a table; a norm's or an exact product's second vector; or the position bias
+    int gain = none;     // a vector
+    Activation activation = Activation::none;
+    bool exact = false;  // a product in floats: `parameter` and `bias` are vectors
+    Index index = Index::word;
+    bool in_vector = false;  // whether a look-up's table is a vector, and not the words
+    bool adds = false;
+    int heads = 1;
+    bool causal = false;
+    float epsilon = 0;
+    How how = How::focus;
+
+    // Filled in by `Program`.
+    bool quantises = false;  // a product whose input is not quantised yet
+    bool ranged = false;     // the step finds the ranges of its output, which the next one quantises
+    bool knows_ranges = false;
+    int parity = 0;          // attention, and the segment that packs its keys: which of two memories they are in
+};
+
+// How long the rows of a value are needed, each longer than the one before: by the steps of a segment; until the segment
+// packs keys and values; until a later segment of the same block of steps; or until a later block of steps.
+enum class Storage : int { block, segment, steps, call };
+
+struct Segment {
+    int first, last;        // steps; the last one is not included
+    bool reads = false;     // whether its rows are those that the head reads, or all tokens
+    bool waits = false;
+    bool starts_block = false;
+    int packs = none;       // the step of attention whose keys and values this segment computed
+};
+
+class Program {
+   public:
+    int positions = 0;  // the most tokens of a sequence
+    int result = none;
+    std::vector<int> widths;
+    std::vector<Step> steps;
+    std::vector<Segment> segments;
+    std::vector<Storage> storage;  // of the values
+
+    // Throws Misshapen. `size` is the count of the numbers.
+    Program(const std::int32_t* numbers, std::int64_t size) {
+        require(size >= 4);
+        const int values = numbers[0], count = numbers[2];
+        require(values >= 1 && values <= max_steps && count >= 1 && count <= max_steps);
+        require(size == 4 + values + static_cast<std::int64_t>(count) * numbers_per_step);
+        result = numbers[1], positions = numbers[3];
+        require(result >= 0 && result < values && positions >= 1 && positions <= max_size);
+        numbers += 4;
+        widths.assign(numbers, numbers + values);
+        for (int width : widths) require(width >= 1 && width <= max_size);
+        numbers += values;
+        for (int i = 0; i < count; i++, numbers += numbers_per_step) steps.push_back(read_step(numbers));
+        divide();
+        check_values();
+        plan_quantising();
+    }
+
+    int width(int value) const { return widths[value]; }
+    // The distance between the rows of a value in memory: whole vectors.
+    int stride(int value) const { return round_up(widths[value], lanes); }
+    bool is_block(int value) const { return storage[value] == Storage::block; }
+
+   private:
+    template <class Enum>
+    static Enum choice(int number, Enum most) {
+        require(number >= 0 && number <= static_cast<int>(most));
+        return static_cast<Enum>(number);
+    }
+
+    int checked_value(int number) const {
+        require(number >= 0 && number < static_cast<int>(widths.size()));
+        return number;
+    }
+    // A value whose columns are read: its width is a multiple of a vector.
+    int input(int number) const {
+        require(widths[checked_value(number)] % multiple == 0);
+        return number;
+    }
+    Place place(int value, int first, int width) const {
+        input(value);
+        require(first >= 0 && first % multiple == 0 && width >= 1 && width % multiple == 0 && width <= widths[value] && first <= widths[value] - width);
+        return {value, first};
+    }
+    static int parameter(int number) {
+        require(number >= 0);
+        return number;
+    }
+    static int optional(int number) {
+        require(number >= none);
+        return number;
+    }
+
+    // The numbers of a step: its kind, whether it starts a block, its output, and those of its kind.
+    Step read_step(const std::int32_t* n) const {
+        Step s{};
+        s.kind = choice(n[0], Kind::read);
+        s.starts_block = n[1] != 0;
+        s.out = checked_value(n[2]);
+        n += 3;
+        switch (s.kind) {
+            case Kind::look_up:
+                s.width = n[1], s.x = place(s.out, n[0], s.width);
+                s.in_vector = n[2] != 0, s.parameter = parameter(n[3]);
+                s.index = choice(n[4], Index::token_type), s.adds = n[5] != 0;
+                break;
+            case Kind::multiply:
+                s.x = {input(n[0]), 0}, s.parameter = parameter(n[1]), s.bias = optional(n[2]), s.exact = n[2] != none;
+                require(s.x.value != s.out);
+                if (n[3] != none) s.residual = place(n[3], n[4], widths[s.out]);
+                s.gain = optional(n[5]);
+                if (s.gain != none || s.exact) require(s.exact ? n[3] == none && s.gain == none : n[3] != none);
+                s.activation = choice(n[6], Activation::tanh);
+                if (n[3] != none) require(s.activation == Activation::none);
+                break;
+            case Kind::norm:
+                s.x = {input(n[0]), 0}, s.parameter = parameter(n[1]), s.bias = parameter(n[2]);
+                std::memcpy(&s.epsilon, n + 3, sizeof s.epsilon);
+                require(widths[s.out] == widths[s.x.value] && s.epsilon >= 0 && s.epsilon <= 1);
+                break;
+            case Kind::attend: {
+                s.width = widths[input(s.out)], s.heads = n[6];
+                s.x = place(n[0], n[1], s.width), s.key = place(n[2], n[3], s.width), s.value = place(n[4], n[5], s.width);
+                require(s.heads >= 1 && s.width % s.heads == 0 && s.width / s.heads % multiple == 0);
+                s.causal = n[7] != 0, s.bias = optional(n[8]);
+                for (int value : {s.x.value, s.key.value, s.value.value}) require(value != s.out);
+                break;
+            }
+            case Kind::read:
+                s.x = {input(n[0]), 0}, s.how = choice(n[1], How::max);
+                require(widths[s.out] == widths[s.x.value]);
+        }
+        return s;
+    }
+
+    // Divides the steps into segments.
+    void divide() {
+        bool reads = false;
+        std::vector<int> written(widths.size(), none);  // the segment that wrote a value last
+        int attentions = 0;
+        const auto wrote = [&](int value) { return written[value] == static_cast<int>(segments.size()) - 1; };
+        for (int i = 0; i < static_cast<int>(steps.size()); i++) {
+            Step& s = steps[i];
+            const bool attends = s.kind == Kind::attend, starts_reading = s.kind == Kind::read;
+            if (starts_reading) require(!std::exchange(reads, true));
+            if (attends) require(written[s.key.value] != none && written[s.value.value] != none);
+            const bool waits = attends && (wrote(s.key.value) || wrote(s.value.value));
+            if (segments.empty() || s.starts_block || starts_reading || waits) {
+                if (!segments.empty()) segments.back().last = i;
+                segments.push_back({i, static_cast<int>(steps.size()), reads, starts_reading || attends, s.starts_block});
+            }
+            if (attends) {
+                // The segment that wrote keys and values packs them. Attention comes behind a wait.
+                const int writer = written[s.key.value];
+                require(writer == written[s.value.value] && !segments[writer].reads && segments[writer].packs == none);
+                bool waited = false;
+                for (int later = writer + 1; later < static_cast<int>(segments.size()); later++) {
+                    require(!segments[later].starts_block);
+                    waited = waited || segments[later].waits;
+                }
+                require(waited);
+                segments[writer].packs = i;
+                s.parity = attentions++ % 2;
+            }
+            written[s.out] = static_cast<int>(segments.size()) - 1;
+        }
+        require(reads);
+    }
+
+    // Checks that every value is written before it is read, and finds out how long its rows are needed.
+    void check_values() {
+        storage.assign(widths.size(), Storage::block);
+        struct State {
+            int filled = 0;  // columns, from the first one on
+            int segment = none, block = none;
+            bool reads = false;
+        };
+        std::vector<State> states(widths.size());
+        int block = 0;
+        for (int number = 0; number < static_cast<int>(segments.size()); number++) {
+            const Segment& segment = segments[number];
+            block += segment.starts_block;
+            const auto read = [&](int value, bool tokens_too = false) {
+                const State& state = states[value];
+                require(state.filled == widths[value] && (tokens_too || state.reads == segment.reads));
+                if (state.segment != number) storage[value] = std::max(storage[value], state.block == block ? Storage::steps : Storage::call);
+            };
+            for (int i = segment.first; i < segment.last; i++) {
+                const Step& s = steps[i];
+                State& out = states[s.out];
+                switch (s.kind) {
+                    case Kind::look_up:
+                        require(!segment.reads);
+                        if (s.adds) read(s.out);
+                        require(s.x.first <= out.filled || out.filled == widths[s.out]);
+                        break;
+                    case Kind::multiply:
+                        read(s.x.value);
+                        if (s.residual.value != none) read(s.residual.value);
+                        break;
+                    case Kind::norm: read(s.x.value); break;
+                    case Kind::attend:
+                        read(s.x.value);
+                        break;
+                    case Kind::read:
+                        require(i == segment.first);
+                        read(s.x.value, true);
+                        storage[s.x.value] = Storage::call;
+                        break;
+                }
+                if (s.kind != Kind::look_up)
+                    out.filled = widths[s.out];
+                else if (!s.adds)
+                    out.filled = s.x.first ? std::max(out.filled, s.x.first + s.width) : s.width;
+                out.segment = number, out.block = block, out.reads = segment.reads;
+            }
+            if (segment.packs != none)
+                for (int value : {steps[segment.packs].key.value, steps[segment.packs].value.value}) {
+                    require(states[value].filled == widths[value]);
+                    storage[value] = std::max(storage[value], Storage::segment);
+                }
+        }
+        require(states[result].filled == widths[result] && states[result].reads && states[result].segment == static_cast<int>(segments.size()) - 1);
+    }
+
+    // A product quantises its input unless the product before has the same one. Where a product follows directly on the step
+    // that computes its input, that step finds the ranges.
+    void plan_quantising() {
+        for (const Segment& segment : segments) {
+            int quantised = none;
+            for (int i = segment.first; i < segment.last; i++) {
+                Step& s = steps[i];
+                if (s.kind == Kind::multiply && !s.exact) {
+                    s.quantises = s.x.value != quantised;
+                    quantised = s.x.value;
+                    if (s.quantises && i > segment.first) {
+                        Step& before = steps[i - 1];
+                        const bool finds = before.kind == Kind::norm || (before.kind == Kind::multiply && !before.exact);
+                        s.knows_ranges = before.ranged = finds && before.out == s.x.value;
+                    }
+                }
+                if (s.out == quantised) quantised = none;
+            }
+        }
+    }
+};
+
+}  // namespace
