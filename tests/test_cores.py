@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swiftlet_serve.machine.cores import usable_cores
+from swiftlet_serve.machine.cores import physical_cores, usable_cores
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,22 @@ def test_usable_cores_respects_the_cpu_quota(files, cores, tmp_path: Path, monke
         (tmp_path / name).write_text(text + "\n")
 
     assert usable_cores(tmp_path) == cores
+
+
+@pytest.mark.parametrize(
+    ("siblings", "allowed", "cores"),
+    [
+        (["0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7"], range(8), 4),
+        (["0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7"], {0, 4, 5}, 2),
+        (["0", "1"], {0, 1}, 2),
+        ([], {0, 1, 2}, 3),  # a system that describes none
+    ],
+)
+@pytest.mark.parametrize("name", ["core_cpus_list", "thread_siblings_list"])
+def test_physical_cores_count_threads_of_a_core_once(siblings, allowed, cores, name, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(allowed), raising=False)
+    for number, text in enumerate(siblings):
+        (tmp_path / f"cpu{number}/topology").mkdir(parents=True)
+        (tmp_path / f"cpu{number}/topology/{name}").write_text(text + "\n")
+
+    assert physical_cores(tmp_path) == cores

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from swiftlet_models.artifact import open_artifact
 from swiftlet_models.folding import FoldingError, Product
+from swiftlet_models.program import Attend, LookUp, Multiply, Norm, Place, Read, Step
 from swiftlet_serve.engines import native
 from swiftlet_serve.engines.native import Library, Native, quantise
 from swiftlet_serve.engines.onnx_cpu import PaddedOnnx, RaggedOnnx
@@ -169,8 +171,11 @@ def test_activations_equal_their_definitions(name):
     st.floats(0.01, 8),
     st.booleans(),
     st.booleans(),
+    st.integers(0, 2),
 )
-def test_attend_computes_scaled_dot_product_attention(pair, queries, keys, heads, depth, spread, biased, causal):
+def test_attend_computes_scaled_dot_product_attention(
+    pair, queries, keys, heads, depth, spread, biased, causal, portion
+):
     """Also with a bias for each distance, and causal. The queries are at positions in any order."""
     rng = np.random.default_rng(queries * 1000 + keys)
     q, k, v = (rng.normal(size=(n, heads * depth)).astype(np.float32) for n in (queries, keys, keys))
@@ -186,8 +191,8 @@ def test_attend_computes_scaled_dot_product_attention(pair, queries, keys, heads
     out = {library: np.empty_like(q) for library in pair}
     for library, to in out.items():
         first, bias, (at, last) = (q, k, v), np.ctypeslib.as_ctypes(table) if biased else None, (positions, to)
-        pointers = *map(np.ctypeslib.as_ctypes, first), bias, causal, *map(np.ctypeslib.as_ctypes, (at, last))
-        assert library.c.swiftlet_attend(queries, keys, heads, depth, *pointers) == 0
+        pointers = *map(np.ctypeslib.as_ctypes, first), bias, causal, np.ctypeslib.as_ctypes(at), portion
+        assert library.c.swiftlet_attend(queries, keys, heads, depth, *pointers, np.ctypeslib.as_ctypes(last)) == 0
 
     for number, head in enumerate(np.split(np.arange(heads * depth), heads)):
         scores = q[:, head].astype(np.float64) @ k[:, head].T
@@ -516,62 +521,92 @@ def test_native_serves_the_bundled_models(name):
     assert deviation > 0
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"hidden": 96},
-        {"hidden": 0},
-        {"inner": 32},
-        {"inner": 1 << 30},
-        {"intermediate": 208},
-        {"outputs": 0},
-        {"outputs": 3},
-        {"outputs": 1 << 30},
-        {"order": (0, 2)},
-        {"order": (0, -1)},
-        {"epsilon": float("nan")},
-        {"epsilon": -1.0},
-        {"words": np.zeros((VOCABULARY, 80), np.float32)},
-        {"words": np.full((VOCABULARY, 64), np.inf, np.float32)},
-        {"heads": 8},
-        {"heads": 3},
-        {"window": 3},
-        {"norm_position": "before"},
-        {"norm": "no_norm"},
-        {"key_value": np.zeros((64, 64), np.float32)},
-        {"output": np.zeros((64, 80), np.float32)},
-        {"inner product": np.zeros((192, 80), np.float32)},
-        {"bias": np.zeros(32, np.float32)},
-        {"bias": np.full(64, np.nan, np.float32)},
-        {"vector": np.zeros((POSITIONS, 48), np.float32)},
-        {"vector": np.full((POSITIONS, 64), np.nan, np.float32)},
-    ],
-    ids=str,
-)
-def test_native_refuses_sizes_that_contradict_each_other(change):
-    """Also without the checks of folding."""
-    (name, value), given = *change.items(), folded("bert", "qa")
-    products, vectors = dict(given.products), dict(given.vectors)
-    traits = given.traits
-    first = "layers.0."
-    match name:
-        case "key_value" | "output":
-            products[first + name] = Product(value, np.zeros(len(value), np.float32))
-        case "inner product":
-            products[first + "feed_forward.0.inner"] = Product(value, np.zeros(len(value), np.float32))
-        case "bias":
-            products[first + "output"] = Product(products[first + "output"].matrix, value)
-        case "vector":
-            vectors["embeddings.position"] = value
-        case "window":
-            traits = replace(traits, embedding=replace(traits.embedding, window=value))
-        case "heads" | "norm_position" | "norm":
-            traits = replace(traits, **change)
-    sizes = change if name in ("hidden", "inner", "intermediate", "outputs", "order", "epsilon", "words") else {}
-    contradictory = replace(given, traits=traits, products=products, vectors=vectors, **sizes)
+WIDE = np.zeros((192, 80), np.float32)
+WRONG_PARAMETERS = {
+    "no words of this width": {"words": np.zeros((VOCABULARY, 80), np.float32)},
+    "infinite words": {"words": np.full((VOCABULARY, 64), np.inf, np.float32)},
+    "a product with fewer outputs": {"layers.0.key_value": Product(WIDE[:64, :64], np.zeros(64, np.float32))},
+    "a product with more inputs": {"layers.0.feed_forward.0.inner": Product(WIDE, np.zeros(192, np.float32))},
+    "a short bias": {"layers.0.output": Product(WIDE[:64, :64], np.zeros(32, np.float32))},
+    "a NaN in a bias": {"layers.0.output": Product(WIDE[:64, :64], np.full(64, np.nan, np.float32))},
+    "a narrow table": {"embeddings.position": np.zeros((POSITIONS, 48), np.float32)},
+    "a NaN in a table": {"embeddings.position": np.full((POSITIONS, 64), np.nan, np.float32)},
+    "a short norm": {"embeddings.norm.weight": np.zeros(48, np.float32)},
+    "more outputs": {"outputs": 3},
+    "fewer outputs": {"outputs": 1},
+}
 
-    with pytest.raises(ValueError, match=r"cannot have|is missing|not finite"):
-        Native(best(), contradictory)
+
+@pytest.mark.parametrize("name", WRONG_PARAMETERS)
+def test_native_refuses_parameters_that_do_not_fit_the_program(name):
+    """Also without the checks of folding."""
+    given, ((key, value),) = folded("bert", "qa"), WRONG_PARAMETERS[name].items()
+    group = "products" if key in given.products else "vectors"
+    change = {key: value} if key in ("words", "outputs") else {group: {**vars(given)[group], key: value}}
+
+    with pytest.raises(ValueError, match=r"contradict each other|not finite"):
+        Native(best(), replace(given, **change))
+
+
+def step_of(kind: type[Any], n: int = 0) -> Any:
+    """Returns the nth step of a kind in the program of `folded("bert", "qa")`."""
+    return [step for step in folded("bert", "qa").program if isinstance(step, kind)][n]
+
+
+def without(steps: tuple[Step, ...], *kinds: type[Any]) -> tuple[Step, ...]:
+    return tuple(step for step in steps if not isinstance(step, kinds))
+
+
+QUERY = Place("query", 0, 64)
+WRONG_PROGRAMS: dict[str, Callable[[tuple[Step, ...]], tuple[Step, ...]]] = {
+    "no steps of a layer": lambda _: (),
+    "no read": lambda steps: without(steps, Read),
+    "two reads": lambda steps: (*steps, Read("hidden", "hidden")),
+    "a read of another width": lambda steps: (*without(steps, Read), Read("widened", "hidden")),
+    "a value that nothing wrote": lambda steps: (Norm("normed", "inner", "embeddings.norm", 0.1), *steps),
+    "a value of all tokens behind the read": lambda steps: (*steps, Norm("attended", "key_value", "final_norm", 0.1)),
+    "no keys": lambda steps: tuple(step for step in steps if getattr(step, "out", None) != "key_value"),
+    "keys behind the read": lambda steps: (*[s for s in steps if isinstance(s, Read)], *without(steps, Read)),
+    "keys of another block": lambda steps: (replace(step_of(Attend), query=QUERY), *steps),
+    "3 heads": lambda steps: tuple(replace(s, heads=3) if isinstance(s, Attend) else s for s in steps),
+    "8 heads": lambda steps: tuple(replace(s, heads=8) if isinstance(s, Attend) else s for s in steps),
+    "no head": lambda steps: tuple(replace(s, heads=0) if isinstance(s, Attend) else s for s in steps),
+    "columns beyond the end": lambda steps: tuple(
+        replace(s, value=Place("key_value", 128, 64)) if isinstance(s, Attend) else s for s in steps
+    ),
+    "columns before the start": lambda steps: tuple(
+        replace(s, value=Place("key_value", -64, 64)) if isinstance(s, Attend) else s for s in steps
+    ),
+    "attention in place": lambda steps: tuple(replace(s, out="query") if isinstance(s, Attend) else s for s in steps),
+    "a residual that is too narrow": lambda steps: tuple(
+        replace(s, residual=Place("hidden", 16, 48)) if isinstance(s, Multiply) and s.residual else s for s in steps
+    ),
+    "an activation with a residual": lambda steps: tuple(
+        replace(s, activation="gelu") if isinstance(s, Multiply) and s.residual else s for s in steps
+    ),
+    "a gain without a residual": lambda steps: tuple(
+        replace(s, gain="embeddings.norm.bias") if isinstance(s, Multiply) else s for s in steps
+    ),
+    "a product in place": lambda steps: tuple(
+        replace(s, out="attended") if isinstance(s, Multiply) and s.x == "attended" else s for s in steps
+    ),
+    "an infinite epsilon": lambda steps: tuple(replace(s, epsilon=np.inf) if isinstance(s, Norm) else s for s in steps),
+    "a look-up behind the read": lambda steps: (*steps, step_of(LookUp)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_PROGRAMS)
+def test_native_refuses_a_program_that_contradicts_itself(name):
+    given = folded("bert", "qa")
+    *first, layer, head = given.program.blocks
+    assert any(isinstance(step, Read) for step in layer.steps)
+    changed = replace(layer, steps=WRONG_PROGRAMS[name](layer.steps))
+    program = replace(
+        given.program, blocks=(*first, changed, head), widths={**given.program.widths, "inner": 64, "normed": 64}
+    )
+
+    with pytest.raises(ValueError, match="contradict each other"):
+        Native(best(), replace(given, program=program))
 
 
 def test_native_refuses_more_inputs_than_its_sums_hold(monkeypatch):

@@ -27,6 +27,7 @@ from random import Random
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from swiftlet_models.artifact import Artifact, ArtifactError, _parse
 from swiftlet_models.folding import Folded, FoldingError, fold_artifact
@@ -179,32 +180,50 @@ _FILES: Final = {
 
 
 def _load_contradictory(library: Library, folded: Folded, draw: Random) -> bool:
-    """Gives C++ sizes that contradict each other, as if Python had not checked. Returns whether it refused them."""
-    folded = copy(folded)
+    """Gives C++ a program and parameters that contradict each other, as if Python had not checked.
+
+    Returns whether it refused them.
+    """
+    folded, wrong_numbers = copy(folded), 0
     folded.products, folded.vectors = dict(folded.products), dict(folded.vectors)
     for _ in range(draw.choice((1, 2))):
-        match draw.randrange(3):
-            case 0:
-                name = draw.choice(("hidden", "inner", "intermediate", "outputs"))
-                setattr(folded, name, draw.choice((-16, 0, 1, 15, 16, 32, 64, 96, 112, 1 << 20, 1 << 30)))
-            case 1:
+        match draw.randrange(4):
+            case 0 | 1:
+                wrong_numbers += 1
+            case 2:
                 name = draw.choice(sorted(folded.vectors))
                 vector = folded.vectors[name]
                 folded.vectors[name] = np.resize(vector, draw.choice(((1,), (16,), (96,), (2, 96), (40, 96))))
-            case 2:
+            case 3:
                 name, other = draw.choice(sorted(folded.products)), draw.choice(sorted(folded.products))
                 folded.products[name] = folded.products[other]
+    own = native.program_numbers
+
+    def changed(folded: Folded, parameters: native.Parameters) -> NDArray[np.int32]:
+        numbers = own(folded, parameters)
+        for _ in range(wrong_numbers):
+            # Mostly a number that another place of the program has, which is more often plausible.
+            chosen = draw.choice((*_NUMBERS, *[int(draw.choice(numbers)) for _ in _NUMBERS]))
+            numbers[draw.randrange(len(numbers))] = chosen
+        return numbers[: len(numbers) - (draw.random() < 0.02)] if wrong_numbers else numbers
+
+    native.program_numbers = changed
     try:
         engine = Native(library, folded)
     except (ValueError, FoldingError, MemoryError):
         return True
-    _run(engine, len(folded.words), len(folded.vectors["embeddings.position"]), draw)
+    finally:
+        native.program_numbers = own
+    _run(engine, len(folded.words), folded.positions, draw, valid=False)
     engine.close()
     return False
 
 
-def _run(engine: Engine, words: int, positions: int, draw: Random) -> None:
-    """Runs valid batches and, on the native engine, one that may be invalid."""
+_NUMBERS: Final = (-(1 << 31), -16, -1, 0, 1, 2, 3, 4, 15, 16, 32, 64, 96, 112, 1 << 20, 1 << 24, (1 << 31) - 1)
+
+
+def _run(engine: Engine, words: int, positions: int, draw: Random, *, valid: bool = True) -> None:
+    """Runs valid batches and, on the native engine, one that may be invalid. All may be if the program was changed."""
     signal.setitimer(signal.ITIMER_PROF, RUN_SECONDS)
     rng = np.random.default_rng(draw.randrange(1 << 30))
     for wrong in (False, False, isinstance(engine, Native)):
@@ -229,7 +248,7 @@ def _run(engine: Engine, words: int, positions: int, draw: Random) -> None:
         try:
             engine.run(batch)
         except ValueError:
-            if not wrong:
+            if valid and not wrong:
                 raise
 
 

@@ -60,8 +60,8 @@ def pid(executor: ProcessExecutor) -> int:
 
 
 async def ask(executor: ProcessExecutor, *tags: int, timeout_s: float = PATIENCE_S) -> list[Any]:
-    outcomes, _ = await executor.run(MODEL, [encoding(tag) for tag in tags], timeout_s)
-    return [_answer(one) for one in outcomes]
+    result = await executor.run(MODEL, [encoding(tag) for tag in tags], timeout_s)
+    return [_answer(one) for one in result.outcomes]
 
 
 def rows(*tags: int) -> list[Any]:

@@ -2,9 +2,12 @@
 
 A batch is ragged: the tokens of all sequences end to end, without padding. Weights have one int8 scale per output, and
 activations one scale per token, so that a row never depends on the rest of the batch, to the bit. A call is one call
-into a library without Python's global lock. It allocates no memory once its thread has run a batch of the same size.
-The weights are packed once and shared by all threads. `native/` holds the C++, with a small file for each
-instruction set. `swiftlet_models/folding.py` makes the parameters from `model.onnx`.
+into a library without Python's global lock. It allocates little memory once its thread has run a batch of the same
+size. The weights are packed once and shared by all threads. `native/` holds the C++, with a small file for each
+instruction set. `swiftlet_models/folding.py` makes the program and its parameters from `model.onnx`.
+
+A call runs on the thread that makes it, and on the helpers of the process while cores are idle
+(`native/helpers.h`). That changes no bit of an answer.
 
 Where the CPU has AMX, products run on tiles. The operating system may refuse them, and virtual machines exist that lose
 their content. So the kernel is tested when it is loaded, and some sums are computed again in every call. After a wrong
@@ -40,6 +43,7 @@ from swiftlet_serve.types import EARLIER_WRONG_SUMS, Batch, Cost, Engine, Row
 log = logging.getLogger(__name__)
 
 LIBRARIES: Final = Path(__file__).parents[1] / "native"
+SHARES_CORES: Final = True
 KERNELS: Final = ("amx", "avx512bf16", "avx512vnni", "avxvnni", "avx2", "neon_i8mm", "neon")  # the fastest first
 CHOICE: Final = "SWIFTLET_NATIVE_KERNEL"  # the environment variable that selects a kernel
 # Numbers in C++.
@@ -83,7 +87,8 @@ class Library:
         self.c.swiftlet_add_words.argtypes = [model, size, size, _Int8s, _Floats]
         self.c.swiftlet_share_words.argtypes = [model, size, size]
         self.c.swiftlet_finish.argtypes = [model]
-        self.c.swiftlet_model_bytes.argtypes = self.c.swiftlet_destroy.argtypes = [model]
+        for about in (self.c.swiftlet_model_bytes, self.c.swiftlet_outputs, self.c.swiftlet_destroy):
+            about.argtypes = [model]
         self.c.swiftlet_model_bytes.restype = self.c.swiftlet_workspace_bytes.restype = number
         self.c.swiftlet_wrong_sums.restype = number
         self.c.swiftlet_run.argtypes = [model, *[number] * 4, _Int64s, _Floats, ctypes.POINTER(number)]
@@ -122,6 +127,10 @@ class Library:
         """The wrong sums that this process found in tiles."""
         count: int = self.c.swiftlet_wrong_sums()
         return count
+
+    def share_cores(self, count: int) -> None:
+        """Lets all calls of this process use so many cores together. With more than one, idle cores help with calls."""
+        self.c.swiftlet_set_cores(count)
 
     def test_tiles(self, seconds: float) -> None:
         """Multiplies tiles in more threads than there are cores, so that threads interrupt each other."""
@@ -166,6 +175,7 @@ class Native:
         self._library, self._c = library, library.c
         self._kernel = "; ".join((library.kernel, *passed_over))
         self._outputs = folded.outputs
+        self._last_call = threading.local()
         most = max(product.matrix.shape[1] for product in folded.products.values())
         if most > library.max_inputs:
             raise FoldingError(f"a product has {most} inputs, more than the {library.max_inputs} of {library.kernel}")
@@ -193,6 +203,8 @@ class Native:
             words, scale = quantise(folded.words)
             _check(self._c.swiftlet_add_words(self._model, *words.shape, words, scale))
         _check(self._c.swiftlet_finish(self._model))
+        if self._c.swiftlet_outputs(self._model) != self._outputs:
+            raise ValueError(ERRORS[5])
 
     def _add(self, product: Product) -> None:
         weight, scale = quantise(product.matrix)
@@ -209,6 +221,12 @@ class Native:
     @property
     def kernel_faults(self) -> int:
         return self._library.kernel_faults
+
+    @property
+    def helped_s(self) -> float:
+        """The time that other cores spent on this thread's last call."""
+        seconds: float = getattr(self._last_call, "helped_s", 0.0)
+        return seconds
 
     @property
     def bytes(self) -> int:
@@ -236,6 +254,7 @@ class Native:
         input_numbers = np.concatenate(batch.arrays, dtype=np.int64, casting="unsafe")
         helped_ns = ctypes.c_int64()
         status = self._c.swiftlet_run(self._model, *counts, input_numbers, numbers, ctypes.byref(helped_ns))
+        self._last_call.helped_s = 1e-9 * helped_ns.value
         if status == WRONG_SUM:
             log.error(
                 "AMX tiles computed a wrong sum. The call was computed again. This process uses no tiles any more."
@@ -253,19 +272,19 @@ class Native:
 def create(artifact: Artifact, threads: int) -> Engine:
     """Loads the artifact's network into the best kernels for this CPU, or into ONNX Runtime if that is not possible.
 
-    A call runs on one thread. Only ONNX Runtime uses `threads`.
+    A call uses up to `threads` cores while they are idle. In ONNX Runtime, which cannot give them back, it uses one.
 
     Raises:
         ArtifactError: `model.onnx` cannot be read, or does not hold the parameters of the manifest's network.
     """
     try:
-        return _native(artifact)
+        return _native(artifact, threads)
     except FoldingError as reason:
         log.warning("%s runs on onnx_cpu, because the native engine cannot run it: %s", artifact.manifest.name, reason)
-        return onnx_cpu.create(artifact, threads)
+        return onnx_cpu.create(artifact, threads=1)
 
 
-def _native(artifact: Artifact) -> Native:
+def _native(artifact: Artifact, threads: int) -> Native:
     manifest = artifact.manifest
     library, passed_over = select()
     if library is None:
@@ -278,6 +297,7 @@ def _native(artifact: Artifact) -> Native:
             network = Native(library, folded, passed_over)
     except (WeightsError, ValueError) as error:
         raise ArtifactError(f"{artifact.path.name}: {error}") from None
+    library.share_cores(threads)
     if passed_over:
         _warn_once(library.kernel, passed_over)
     return network

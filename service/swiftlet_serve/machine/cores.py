@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 CGROUP: Final = Path("/sys/fs/cgroup")
+CPUS: Final = Path("/sys/devices/system/cpu")
 
 
 def usable_cores(cgroup: Path = CGROUP) -> int:
@@ -17,6 +18,28 @@ def usable_cores(cgroup: Path = CGROUP) -> int:
         cores = os.cpu_count() or 1
     # Rounded down: the kernel throttles a surplus thread in the middle of a batch, which delays all of its requests.
     return max(1, min(cores, int(_quota(cgroup))))
+
+
+def physical_cores(cpus: Path = CPUS) -> int:
+    """Returns the number of physical cores among those of this process's affinity.
+
+    Two threads of one core share its multipliers. A CPU that the system does not describe counts as a core.
+    """
+    try:
+        allowed = os.sched_getaffinity(0)
+    except AttributeError:  # not available on macOS and Windows
+        return os.cpu_count() or 1
+    return len({_siblings(cpus / f"cpu{number}/topology") or str(number) for number in allowed})
+
+
+def _siblings(topology: Path) -> str:
+    """Returns the list of a core's CPUs, or an empty text if it is not known."""
+    for name in ("core_cpus_list", "thread_siblings_list"):  # the second is its name in older kernels
+        try:
+            return (topology / name).read_text("ascii").strip()
+        except OSError:
+            continue
+    return ""
 
 
 def _quota(cgroup: Path) -> float:

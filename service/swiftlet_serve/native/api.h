@@ -91,6 +91,9 @@ EXPORT int swiftlet_max_inputs() { return max_inputs; }
 // The cores that all calls of this process may use together. With more than one, idle cores help with calls.
 EXPORT void swiftlet_set_cores(int cores) { Helpers::instance().set_cores(cores); }
 
+// The cores that no call uses.
+EXPORT int swiftlet_idle_cores() { return Helpers::instance().idle_cores(); }
+
 // Creates a model from the numbers of its program, which `program.h` describes.
 EXPORT int swiftlet_create(const std::int32_t* program, std::int64_t size, Model** model) {
     return guarded([&] { return *model = new Model(program, size), ok; });
@@ -115,6 +118,9 @@ EXPORT int swiftlet_share_words(Model* model, int product, int width) {
 EXPORT int swiftlet_finish(Model* model) {
     return guarded([&] { return model->finish(), ok; });
 }
+
+// The outputs of a finished model at each position.
+EXPORT int swiftlet_outputs(const Model* model) { return model->outputs(); }
 
 // The bytes of a model's parameters, and of this thread's workspace.
 EXPORT std::int64_t swiftlet_model_bytes(const Model* model) { return static_cast<std::int64_t>(model->bytes()); }

@@ -304,7 +304,8 @@ class Dispatcher:
         if batch[0].priority == "interactive":
             self._interactive.add(now - call.started, now)
         if result is not None:
-            self._learn(call, now - call.started)
+            self._busy_s += result.helped_s
+            self._learn(call, now - call.started + result.helped_s)
 
     def _put_back(self, model: ModelQueue, batch: Sequence[QueuedSequence], *, suspect: bool) -> None:
         """Queues the sequences of a lost call again, at their former place, unless their caller has gone."""
@@ -330,7 +331,10 @@ class Dispatcher:
                 item.record.add_call(item.submitted, item.started, now, engine_s, len(batch))
 
     def _learn(self, call: RunningCall, seconds: float) -> None:
-        """Updates the latency model and the statistics with a call that has ended."""
+        """Updates the latency model and the statistics with a call that has ended.
+
+        `seconds` include the time of cores that helped: a prediction never relies on idle cores.
+        """
         lengths = [item.length for item in call.batch]
         call.model.latency.learn(lengths, seconds)
         padding = len(lengths) * max(lengths) - sum(lengths) if call.model.latency.cost.padded else 0

@@ -40,6 +40,11 @@ class Engine(Protocol):
 
     An engine that checks its own sums has the property `kernel_faults: int`: the wrong sums that engines of its kind
     have found in this process since it was loaded. Other engines do not have this property.
+
+    An engine whose calls can share the cores of a process says so with `SHARES_CORES = True` in its module. `threads`
+    is then the number of cores that all of its calls may use together: a call uses the idle ones, and gives them back
+    when another call arrives. The property `helped_s: float` is the time that other cores spent on the calling thread's
+    last call.
     """
 
     @property

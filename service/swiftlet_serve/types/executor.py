@@ -20,6 +20,7 @@ class BatchResult(NamedTuple):
 
     outcomes: list[Outcome]  # one for each sequence
     engine_s: float  # duration of the engine's work, without the transfer to and from its process
+    helped_s: float = 0.0  # time of other cores, which were idle and took a part of the work
 
 
 class WorkerLost(Exception):

@@ -34,8 +34,13 @@ class EngineModel(NamedTuple):
     timed_calls: Sequence[TimedCall] = ()  # calls that were timed after loading
 
 
-def host_model(artifact: Artifact, engine_name: str) -> tuple[EngineModel, float | None]:
+def host_model(artifact: Artifact, engine_name: str, cores: int = 1) -> tuple[EngineModel, float | None]:
     """Loads an artifact into an engine and replays its golden answers.
+
+    Args:
+        artifact: the artifact.
+        engine_name: the name of the engine.
+        cores: that all calls of the process may use together, if the engine's calls can share them.
 
     Returns:
         The hosted model, and the largest |output - golden|. The latter is None if the engine runs no network.
@@ -44,8 +49,10 @@ def host_model(artifact: Artifact, engine_name: str) -> tuple[EngineModel, float
         ArtifactError: the engine cannot run the artifact, or its answers differ from the golden answers.
         SetupError: the engine does not exist, or one of its dependencies is not installed.
     """
-    # One thread per call and one call per core: two concurrent calls outperform one call with two threads.
-    engine: Engine = plugins.load(engines, engine_name).create(artifact, threads=1)
+    # One thread per call and one call per core: two concurrent calls outperform one call with two threads. An engine
+    # that shares cores uses those that are idle.
+    module = plugins.load(engines, engine_name)
+    engine: Engine = module.create(artifact, threads=cores if getattr(module, "SHARES_CORES", False) else 1)
     deviation = replay(artifact, engine) if engine.runs_network else None
     timed = time_calls(artifact, engine) if engine.runs_network else []
     return EngineModel(engine, artifact.manifest.width, timed), deviation
@@ -74,7 +81,7 @@ def run_timed(model: EngineModel, batch: Batch) -> BatchResult:
     """Runs a batch as `run_batch` does and measures its duration."""
     started = time.monotonic()
     outcomes = run_batch(model, batch)
-    return BatchResult(outcomes, time.monotonic() - started)
+    return BatchResult(outcomes, time.monotonic() - started, getattr(model.engine, "helped_s", 0.0))
 
 
 def run_batch(model: EngineModel, batch: Batch) -> list[Outcome]:

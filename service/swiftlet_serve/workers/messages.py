@@ -3,9 +3,10 @@
 A message is the length of its body in bytes (uint64), then the body, whose numbers are little-endian:
 
     call      id (int64), model, B (uint64), sequences
-    result    id (int64), nanoseconds, B (uint64), rows
+    result    id (int64), nanoseconds, nanoseconds of help, B (uint64), rows
 
-`model` is an index in the order of loading in the worker process. The nanoseconds are the time of the engine alone.
+`model` is an index in the order of loading in the worker process. The nanoseconds are the time of the engine alone,
+and the time of other cores that helped.
 `types.codec` describes the B sequences and rows.
 """
 
@@ -20,7 +21,8 @@ from swiftlet_serve.types import Batch, BatchResult, codec
 
 HEADER_BYTES: Final = 8
 _MESSAGE: Final = struct.Struct("<QqQQ")  # the header, and the first numbers of the body
-_HEAD: Final = struct.Struct("<qQQ")
+_HEAD: Final = struct.Struct("<qQQ")  # of a call
+_RESULT: Final = struct.Struct("<qQQQ")
 
 
 def body_bytes(header: bytearray) -> int:
@@ -43,7 +45,9 @@ def unpack_call(body: bytearray) -> tuple[int, int, Batch]:
 def pack_result(id_: int, result: BatchResult) -> bytes:
     """Encodes the result of a call as a message with its header."""
     rows = codec.pack_rows(result.outcomes)
-    return _MESSAGE.pack(_HEAD.size + len(rows), id_, round(1e9 * result.engine_s), len(result.outcomes)) + rows
+    times = round(1e9 * result.engine_s), round(1e9 * result.helped_s)
+    head = _RESULT.pack(id_, *times, len(result.outcomes))
+    return (_RESULT.size + len(rows)).to_bytes(HEADER_BYTES, "little") + head + rows
 
 
 def unpack_result(body: memoryview) -> tuple[int, BatchResult]:
@@ -52,5 +56,5 @@ def unpack_result(body: memoryview) -> tuple[int, BatchResult]:
     Raises:
         ValueError, IndexError, struct.error: the body is invalid.
     """
-    id_, nanoseconds, size = _HEAD.unpack_from(body)
-    return id_, BatchResult(codec.unpack_rows(body, size, _HEAD.size), 1e-9 * nanoseconds)
+    id_, nanoseconds, helped, size = _RESULT.unpack_from(body)
+    return id_, BatchResult(codec.unpack_rows(body, size, _RESULT.size), 1e-9 * nanoseconds, 1e-9 * helped)

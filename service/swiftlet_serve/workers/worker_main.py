@@ -27,6 +27,7 @@ from typing import Any
 from swiftlet_models.artifact import ArtifactError, open_artifact
 from swiftlet_serve.errors import SetupError, log_exception
 from swiftlet_serve.machine import child_process, memory
+from swiftlet_serve.machine.cores import physical_cores
 from swiftlet_serve.telemetry.logging_setup import QueuedLogHandler
 from swiftlet_serve.types import Cost, TimedCall
 from swiftlet_serve.workers import golden, messages
@@ -75,16 +76,17 @@ class Models:
     every model. The results of calls therefore hold neither.
     """
 
-    def __init__(self, control: socket.socket, engine: str) -> None:
+    def __init__(self, control: socket.socket, engine: str, cores: int) -> None:
         """Creates an empty collection.
 
         Args:
             control: the socket that the reports are sent over.
             engine: the name of the engine.
+            cores: that all calls may use together.
         """
         self.hosted: dict[int, EngineModel] = {}
         self._reports: dict[int, ModelReport] = {}
-        self._control, self._engine = control, engine
+        self._control, self._engine, self._cores = control, engine, cores
         self._kernel_faults = 0
         self._lock = threading.Lock()
 
@@ -96,7 +98,7 @@ class Models:
         """
         artifact = open_artifact(path)
         try:
-            hosted, _ = host_model(artifact, self._engine)
+            hosted, _ = host_model(artifact, self._engine, self._cores)
         except MemoryError:
             needed = memory.needed_to_load(sum(file.size for file in artifact.manifest.files.values()))
             raise SetupError(
@@ -146,7 +148,7 @@ def main() -> None:
     faulthandler.enable()  # prints the Python stack if native code crashes
     logs = QueuedLogHandler(config.log_level.upper(), kind=config.log_format)  # a full pipe must not stop the calls
     control = socket.socket(fileno=config.control_fd)
-    models = Models(control, config.engine)
+    models = Models(control, config.engine, min(len(config.connection_fds), physical_cores()))
     try:
         for index, path in config.models.items():
             models.load(int(index), Path(path))

@@ -7,6 +7,7 @@
 
 #include <cstdio>
 #include <functional>
+#include <map>
 #include <type_traits>
 
 namespace {
@@ -66,17 +67,48 @@ void call(R (*function)(P...), std::vector<Argument>& arguments, std::index_sequ
     }
 }
 
-using Call = std::function<void(std::vector<Argument>&)>;
+// Runs a batch from several threads at once, while the number of cores changes, so that helpers join calls and leave them.
+// Returns the number of runs whose outputs differ from those that were computed first, on one core.
+int stress(const Model* model, std::int64_t sequences, std::int64_t tokens, std::int64_t reads, const std::int64_t* arrays,
+           std::int64_t outputs, int callers, int rounds, int seed, std::int64_t* all_helped_ns) {
+    std::vector<float> expected(outputs);
+    std::int64_t helped = 0;
+    swiftlet_set_cores(1);
+    if (swiftlet_run(model, sequences, tokens, reads, 0, arrays, expected.data(), &helped)) return -1;
+    std::atomic<int> wrong{0};
+    std::atomic<std::int64_t> total{0};
+    std::vector<std::thread> threads;
+    for (int caller = 0; caller < callers; caller++)
+        threads.emplace_back([&, draw = static_cast<unsigned>(seed + caller)]() mutable {
+            std::vector<float> out(outputs);
+            for (int round = 0; round < rounds; round++) {
+                std::int64_t helped_ns = 0;
+                draw = draw * 1103515245u + 12345u;
+                swiftlet_set_cores(1 + (draw >> 16) % 8);
+                const int status = swiftlet_run(model, sequences, tokens, reads, 0, arrays, out.data(), &helped_ns);
+                if (status || std::memcmp(out.data(), expected.data(), outputs * sizeof(float))) wrong++;
+                total += helped_ns;
+            }
+        });
+    for (std::thread& thread : threads) thread.join();
+    *all_helped_ns = total;
+    swiftlet_set_cores(8);
+    if (swiftlet_idle_cores() != 8) wrong++;  // a helper has not given its core back
+    swiftlet_set_cores(1);
+    return wrong;
+}
+
+using Invoke = std::function<void(std::vector<Argument>&)>;
 
 template <class R, class... P>
-Call callable(R (*function)(P...)) {
+Invoke callable(R (*function)(P...)) {
     return [=](std::vector<Argument>& arguments) {
         if (arguments.size() != sizeof...(P)) std::abort();
         call(function, arguments, std::index_sequence_for<P...>());
     };
 }
 
-const std::map<std::string, Call> calls = {
+const std::map<std::string, Invoke> calls = {
     {"swiftlet_kernel", callable(swiftlet_kernel)},
     {"swiftlet_supported", callable(swiftlet_supported)},
     {"swiftlet_lanes", callable(swiftlet_lanes)},
@@ -90,8 +122,12 @@ const std::map<std::string, Call> calls = {
     {"swiftlet_add_product", callable(swiftlet_add_product)},
     {"swiftlet_add_vector", callable(swiftlet_add_vector)},
     {"swiftlet_add_words", callable(swiftlet_add_words)},
+    {"swiftlet_share_words", callable(swiftlet_share_words)},
+    {"swiftlet_set_cores", callable(swiftlet_set_cores)},
     {"swiftlet_finish", callable(swiftlet_finish)},
+    {"swiftlet_outputs", callable(swiftlet_outputs)},
     {"swiftlet_run", callable(swiftlet_run)},
+    {"stress", callable(stress)},
     {"swiftlet_destroy", callable(swiftlet_destroy)},
     {"swiftlet_multiply", callable(swiftlet_multiply)},
     {"swiftlet_attend", callable(swiftlet_attend)},
@@ -103,7 +139,7 @@ const std::map<std::string, Call> calls = {
 
 int main() {
     for (;;) {
-        const Call& called = calls.at(read_bytes<std::string>());
+        const Invoke& called = calls.at(read_bytes<std::string>());
         std::vector<Argument> arguments(read<std::uint64_t>());
         called(arguments);
         for (const Argument& argument : arguments)

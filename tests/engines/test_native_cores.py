@@ -1,0 +1,208 @@
+"""Tests of calls on several cores: the same bits as on one, no data races, and nothing that stays behind."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swiftlet_models.artifact import open_artifact
+from swiftlet_serve.engines.native import Library, Native
+from swiftlet_serve.inference.loading import BUNDLED
+from swiftlet_serve.types import Batch
+from swiftlet_serve.workers.hosted_model import host_model, run_timed
+from tests.support.checkpoints import Task
+from tests.support.compiler import SOURCES, compile_kernels
+from tests.support.native_kernels import CONFIGS, NETWORKS, best, emulated, encoding, folded, plain_tiles
+from tests.support.paths import ROOT
+from tests.support.remote import PROGRAM, Remote
+
+LONG = Batch.of([encoding(40, [0, 3, 39], 1)])
+SEVERAL = Batch.of([encoding(n, [0, n - 1], n) for n in (40, 40, 40, 40, 30, 17, 1)])
+KERNELS = {"avx2": ("-mavx2", "-mfma"), "plain": ()}
+
+
+@pytest.fixture(autouse=True)
+def one_core_afterwards() -> Iterator[None]:
+    yield
+    best().share_cores(1)
+
+
+@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+def test_call_has_the_same_bits_on_any_number_of_cores(architecture, task):
+    check_bits(best(), architecture, task, range(2, 9))
+
+
+@pytest.mark.parametrize("architecture", ["bert", "mobilebert", "gpt2"])
+@pytest.mark.parametrize("kernel", ["amx", "avx512bf16", "avxvnni"])
+def test_emulated_kernels_have_the_same_bits_on_several_cores(kernel, architecture, tmp_path):
+    check_bits(emulated(kernel, tmp_path), architecture, "qa", [3])
+
+
+def check_bits(library: Library, architecture: str, task: Task, cores: Iterable[int]) -> None:
+    network = Native(library, folded(architecture, task))
+    for batch in (LONG, SEVERAL):
+        library.share_cores(1)
+        expected = [row.tobytes() for row in network.run(batch)]
+        for count in cores:
+            library.share_cores(count)
+            assert [row.tobytes() for row in network.run(batch)] == expected
+    library.share_cores(1)
+
+
+@given(st.integers(1, 40), st.lists(st.integers(0, 39), max_size=60), st.integers(2, 8))
+def test_lone_sequence_has_the_same_bits_on_several_cores(length, focus, cores):
+    for architecture in CONFIGS:
+        network = Native(best(), folded(architecture, "qa"))
+        batch = Batch.of([encoding(length, [at % length for at in focus], length)])
+        best().share_cores(1)
+        (expected,) = network.run(batch)
+        best().share_cores(cores)
+        (row,) = network.run(batch)
+        assert row.tobytes() == expected.tobytes()
+
+
+@pytest.fixture(params=[("avx2", "thread"), ("plain", "thread")], ids="-".join)
+def program(request, tmp_path) -> Path:
+    """Kernels as a program, with sanitizers."""
+    kernel, sanitizers = request.param
+    if kernel == "avx2" and os.uname().machine != "x86_64":
+        pytest.skip("AVX2 needs an x86-64 CPU")
+    compiler = shutil.which("c++") or pytest.skip("there is no C++ compiler")
+    flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-w", "-pthread", f"-fsanitize={sanitizers}", *KERNELS[kernel]]
+    flags.append("-fno-sanitize-recover=all")
+    sources = ["-I", str(SOURCES), f'-DKERNELS="{kernel}.cpp"', str(PROGRAM)]
+    return compile_kernels(compiler, [*flags, *sources], tmp_path / "program")
+
+
+def stress(library: Library, network: Native, batch: Batch, callers: int, rounds: int, seed: int) -> int:
+    """Returns the nanoseconds that helpers spent on calls. Asserts that every call had the same outputs."""
+    arrays = np.concatenate(batch.arrays, dtype=np.int64)
+    helped = ctypes.c_int64()
+    counts = len(batch), len(batch.input_ids), len(batch.focus)
+    outputs = len(batch.focus) * network._outputs
+    limits = outputs, callers, rounds, seed
+    assert library.c.stress(network._model, *counts, arrays, *limits, ctypes.byref(helped)) == 0
+    return helped.value
+
+
+def test_helpers_join_and_leave_calls_without_data_races(program):
+    """Several threads make calls while the number of cores changes. A sanitizer's report ends the program."""
+    helped = 0
+    with Remote(str(program)) as library:
+        for seed, (architecture, task) in enumerate([("bert", "qa"), ("mobilebert", "fill-mask"), ("albert", "qa")]):
+            network = Native(library, folded(architecture, task))
+            for batch in (LONG, SEVERAL):
+                helped += stress(library, network, batch, 3, 4, seed)
+    assert helped > 0
+
+
+def test_helper_that_finds_a_wrong_sum_makes_the_call_run_again(tmp_path):
+    """On tiles that lose sums, in any thread: the answer is that of vectors."""
+    faulty = Library(plain_tiles(tmp_path, "-DSWIFTLET_TILE_FAULT=3"))
+    network = Native(faulty, folded("bert", "qa"))
+    faulty.share_cores(4)
+    for _ in range(100):
+        rows = network.run(SEVERAL)
+        if faulty.kernel_faults:
+            break
+    assert faulty.kernel_faults >= 1
+    assert [row.tobytes() for row in rows] == [row.tobytes() for row in network.run(SEVERAL)]
+
+
+def test_time_of_helpers_counts_for_the_call():
+    """A long sequence on two cores: their times together are at least the time of the call."""
+    model, _ = host_model(open_artifact(BUNDLED / "albert-sst2"), "native", cores=2)
+    batch = Batch.of([encoding(300, [0], 1)])
+    results = [run_timed(model, batch) for _ in range(20)]
+    model.engine.close()
+
+    assert all(result.helped_s >= 0 for result in results)
+    if len(os.sched_getaffinity(0)) > 1:
+        assert max(result.helped_s for result in results) > 0
+
+
+def test_engine_without_cores_to_share_reports_no_help():
+    model, _ = host_model(open_artifact(BUNDLED / "albert-sst2"), "native")
+    assert run_timed(model, LONG).helped_s == 0
+    model.engine.close()
+
+
+AFFINITY = """
+import os, threading
+from tests.support.native_kernels import best, encoding, folded
+from swiftlet_serve.engines.native import Native
+from swiftlet_serve.types import Batch
+best().share_cores(8)
+network = Native(best(), folded("bert", "qa"))
+batch = Batch.of([encoding(40, [0], 1)])
+expected = network.run(batch)[0].tobytes()
+cores, wrong = sorted(os.sched_getaffinity(0)), 0
+for round in range(300):
+    for task in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(task), {cores[round % len(cores)]} if round % 3 else cores)
+    wrong += network.run(batch)[0].tobytes() != expected
+child = os.fork()
+if not child:
+    os._exit(network.run(batch)[0].tobytes() != expected)
+wrong += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+print(wrong, len(os.listdir("/proc/self/task")) <= 8 + threading.active_count() - 1, best().c.swiftlet_idle_cores())
+"""
+
+
+def test_cores_may_be_taken_away_and_processes_forked_while_helpers_wait():
+    result = subprocess.run(
+        [sys.executable, "-c", AFFINITY], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+    )
+
+    assert result.stdout == "0 True 8\n", result.stderr
+
+
+def test_loading_and_closing_leaves_nothing_behind():
+    """Under load from another thread: no threads, no descriptors, and little memory."""
+    best().share_cores(4)
+    serving, stop = Native(best(), folded("mobilebert", "qa")), threading.Event()
+    expected, wrong = [row.tobytes() for row in serving.run(SEVERAL)], []
+
+    def serve() -> None:
+        while not stop.is_set():
+            if [row.tobytes() for row in serving.run(SEVERAL)] != expected:
+                wrong.append(1)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    network, states = folded("bert", "qa"), []
+    for number in range(1000):
+        engine = Native(best(), network)
+        engine.run(LONG)
+        engine.close()
+        if number in (300, 999):
+            states.append((len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), _resident()))
+    stop.set()
+    thread.join()
+
+    assert wrong == []
+    assert states[0][:2] == states[1][:2]
+    assert states[1][2] - states[0][2] < 8 << 20
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_large_workspace_is_given_back():
+    """After a call that needed much memory, a thread keeps at most 16 MiB."""
+    network = Native(best(), folded("bert", "fill-mask"))
+    network.run(Batch.of([encoding(40, range(40), n) for n in range(600)]))
+
+    assert best().c.swiftlet_workspace_bytes() <= 16 << 20
