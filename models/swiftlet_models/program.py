@@ -10,7 +10,7 @@ knows steps, and neither architectures nor traits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Final, Literal, NamedTuple
@@ -120,13 +120,16 @@ class Program:
 def joined(program: Program) -> Program:
     """Joins two products of the same value that follow each other, because one wide product is faster than two.
 
-    The joined product and its output are named after both: `Folded.product` returns it.
+    The joined product and its output are named after both: `Folded.product` returns it. Products stay apart if a step
+    reads all of an output, since it could not read a part of the joined one.
     """
     widths = dict(program.widths)
 
     def join(steps: tuple[Step, ...]) -> tuple[Step, ...]:
         for i, (first, second) in enumerate(pairwise(steps)):
-            if isinstance(first, Multiply) and isinstance(second, Multiply) and _may_join(first, second):
+            if not isinstance(first, Multiply) or not isinstance(second, Multiply):
+                continue
+            if _may_join(first, second, program.result, (*steps[:i], *steps[i + 2 :])):
                 both = replace(
                     first, out=f"{first.out}{JOIN}{second.out}", product=f"{first.product}{JOIN}{second.product}"
                 )
@@ -139,9 +142,17 @@ def joined(program: Program) -> Program:
     return replace(program, blocks=blocks, widths=widths)
 
 
-def _may_join(first: Multiply, second: Multiply) -> bool:
-    plain = Multiply("", first.x, "")
-    return all(replace(step, out="", product="") == plain for step in (first, second)) and first.out != first.x
+def _may_join(first: Multiply, second: Multiply, result: str, others: Sequence[Step]) -> bool:
+    plain, outputs = Multiply("", first.x, ""), {first.out, second.out}
+    if any(replace(step, out="", product="") != plain for step in (first, second)):
+        return False
+    if first.out in (first.x, second.out) or result in outputs:
+        return False
+    return not any(_output(step) in outputs or getattr(step, "x", None) in outputs for step in others)
+
+
+def _output(step: Step) -> str:
+    return step.out.value if isinstance(step, LookUp) else step.out
 
 
 def _moved(step: Step, value: str, starts: Mapping[str, int]) -> Step:
@@ -160,11 +171,24 @@ def _moved(step: Step, value: str, starts: Mapping[str, int]) -> Step:
 def reading_late(program: Program) -> Program:
     """Moves the read to the end of its block, so that attention has the same rows of queries and keys.
 
-    Every step between them computes each row by itself. A program that pools has nothing between them.
+    Every step between them computes each row by itself. A program that pools has nothing between them. A norm that is
+    repeated for the rows that are read is left out, because it is there already.
     """
 
     def late(block: Block) -> Block:
         reads = tuple(step for step in block.steps if isinstance(step, Read))
-        return replace(block, steps=(*(step for step in block.steps if step not in reads), *reads))
+        kept: list[Step] = []
+        for step in block.steps:
+            if step not in reads and not _is_there(step, kept):
+                kept.append(step)
+        return replace(block, steps=(*kept, *reads))
 
     return replace(program, blocks=tuple(map(late, program.blocks)))
+
+
+def _is_there(step: Step, before: Sequence[Step]) -> bool:
+    """Returns whether steps compute what a norm computes, and nothing that replaces its value or what it reads."""
+    if not isinstance(step, Norm) or step not in before or step.out == step.x:
+        return False
+    since = before[before.index(step) + 1 :]
+    return {step.x, step.out}.isdisjoint(map(_output, since))

@@ -6,13 +6,15 @@ each with a gain for its residual instead of a norm.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
 from swiftlet_models.folding import Array, Folded
+from swiftlet_models.program import Multiply
+from swiftlet_models.ragged.plan import NarrowLayer
 
 
 @dataclass(frozen=True)
@@ -44,38 +46,31 @@ class FeedForward:
         """H."""
         return self.leave[0].shape[1]
 
-    @staticmethod
-    def holds(product: str) -> bool:
-        """Returns whether a product of a layer is in its `FeedForward`."""
-        return product in ("output", "leave") or product.startswith("feed_forward.")
-
     @classmethod
-    def of(cls, folded: Folded, layer: str, to_device: Callable[[Array], Tensor]) -> FeedForward | None:
-        """Returns the weights of a layer, or None if it has no such part.
+    def of(cls, layer: NarrowLayer, folded: Folded, to_device: Callable[[Array], Tensor]) -> FeedForward:
+        """Puts the weights of a layer on a device.
 
         Args:
-            folded: the network.
-            layer: the beginning of the names of the layer's parameters.
+            layer: the steps.
+            folded: the network that the layer belongs to.
             to_device: puts an array on the device.
         """
-        traits = folded.traits
-        if traits.bottleneck is None or traits.norm != "no_norm" or traits.activation != "relu":
-            return None
 
-        def part(names: list[str], *, gain: bool, stack: bool) -> list[Tensor]:
-            products = [folded.products[layer + name] for name in names]
-            arrays = [[product.weight.T for product in products], [product.bias for product in products]]
-            if gain:
-                arrays.append([folded.vectors[f"{layer}{name}.gain"] for name in names])
-            return [to_device(np.stack(layers) if stack else layers[0]).contiguous() for layers in arrays]
+        def weights(steps: Sequence[Multiply]) -> tuple[Tensor, Tensor]:
+            products = [folded.product(step.product) for step in steps]
+            return stacked([product.weight.T for product in products]), stacked([product.bias for product in products])
 
-        networks = [f"feed_forward.{j}." for j in range(len(traits.feed_forward))]
-        inner = part([name + "inner" for name in networks], gain=False, stack=True)
-        outer = part([name + "outer" for name in networks], gain=True, stack=True)
-        output, leave = (part([name], gain=True, stack=False) for name in ("output", "leave"))
+        def gains(steps: Sequence[Multiply]) -> Tensor:
+            return stacked([folded.vectors[step.gain] for step in steps if step.gain])
+
+        def stacked(arrays: Sequence[Array]) -> Tensor:
+            return to_device(np.stack(arrays)).contiguous()
+
+        inner, outer = zip(*layer.networks, strict=True)
+        output, leave = ([part[0] for part in (*weights([step]), gains([step]))] for step in (layer.first, layer.last))
         return cls(
             (output[0], output[1], output[2]),
-            (inner[0], inner[1]),
-            (outer[0], outer[1], outer[2]),
+            weights(inner),
+            (*weights(outer), gains(outer)),
             (leave[0], leave[1], leave[2]),
         )

@@ -37,7 +37,7 @@ def use_triton(network: Network, device: torch.device) -> bool:
         return False
     try:
         for least in kernels.FORMS:
-            example = _example(len(network.folded.words), -(-least // sum(LENGTHS)))
+            example = _example(network.vocabulary, -(-least // sum(LENGTHS)))
             error = _difference(network, kernels, Layout.of(example).to(device))
             if not error <= TOLERANCE:  # also if it is not a number
                 log.error("the Triton kernels are not used: their outputs differ by %.3f of the largest", error)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from swiftlet_models.architectures.layers import ACTIVATIONS
 from swiftlet_models.folding import Product
 
-Multiply = Callable[[Tensor], Tensor]
-MakeProduct = Callable[[Product, torch.device, torch.dtype, str | None], Multiply]
+Linear = Callable[[Tensor], Tensor]
+MakeProduct = Callable[[Product, torch.device, torch.dtype, str | None], Linear]
 """Puts a product on a device, with the name of the activation that follows it, if any. The data type is that of the
 activations."""
 
@@ -35,7 +35,7 @@ FP8: Final = torch.float8_e4m3fn
 FP8_MULTIPLE: Final = 16  # widths that a GPU multiplies in FP8: those since Ada
 
 
-def in_floats(product: Product, device: torch.device, dtype: torch.dtype, activation: str | None = None) -> Multiply:
+def in_floats(product: Product, device: torch.device, dtype: torch.dtype, activation: str | None = None) -> Linear:
     """Multiplies in the data type of the activations."""
     weight, bias = (torch.tensor(array).to(device, dtype) for array in (product.weight, product.bias))
     if activation is None:
@@ -47,7 +47,7 @@ def in_floats(product: Product, device: torch.device, dtype: torch.dtype, activa
     return lambda x: activate(F.linear(x, weight, bias))
 
 
-def in_int8(product: Product, device: torch.device, dtype: torch.dtype, activation: str | None = None) -> Multiply:
+def in_int8(product: Product, device: torch.device, dtype: torch.dtype, activation: str | None = None) -> Linear:
     """Multiplies in int8 and adds in int32. Products whose widths the device does not support stay in floats."""
     if any(width % MULTIPLE for width in product.weight.shape):
         return in_floats(product, device, dtype, activation)
@@ -69,7 +69,7 @@ def in_int8(product: Product, device: torch.device, dtype: torch.dtype, activati
     return multiply
 
 
-def in_fp8(product: Product, device: torch.device, dtype: torch.dtype, activation: str | None = None) -> Multiply:
+def in_fp8(product: Product, device: torch.device, dtype: torch.dtype, activation: str | None = None) -> Linear:
     """Multiplies in FP8 and adds in fp32. Products whose widths the device does not support stay in floats."""
     if any(width % FP8_MULTIPLE for width in product.weight.shape):
         return in_floats(product, device, dtype, activation)

@@ -1,0 +1,254 @@
+"""The operations of a network in torch: one for each kind of step, and for each kind of steps that run together.
+
+An operation holds the parameters that it needs, on their device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swiftlet_models.architectures.layers import ACTIVATIONS
+from swiftlet_models.folding import Array, Folded
+from swiftlet_models.program import WORDS, Attend, Index, LookUp, Multiply, Norm, Place, Read
+from swiftlet_models.ragged.attention import attend, attend_with_bias
+from swiftlet_models.ragged.feed_forward import FeedForward
+from swiftlet_models.ragged.in_torch import Kernels
+from swiftlet_models.ragged.layout import Layout
+from swiftlet_models.ragged.plan import AddAndNorm, Embeddings, NarrowLayer, Planned, Window
+from swiftlet_models.ragged.products import Linear, MakeProduct, in_floats
+
+
+@dataclass
+class State:
+    """A batch on its way through a network."""
+
+    at: Layout
+    kernels: Kernels
+    values: dict[str, Tensor] = field(default_factory=dict)  # each (T, width), or (N, width) after the read
+
+    def __getitem__(self, place: Place) -> Tensor:
+        """Returns a view of some columns of a value."""
+        return self.values[place.value][:, place.first : place.first + place.width]
+
+
+Operation = Callable[[State], Tensor]
+"""Returns the value that it computes."""
+
+
+class Parameters:
+    """The parameters of a folded network on a device. Each is put there once, when it is first asked for."""
+
+    def __init__(self, folded: Folded, device: torch.device, dtype: torch.dtype, make_product: MakeProduct) -> None:
+        self.widths = folded.program.widths
+        self._folded, self._device, self._dtype, self._make_product = folded, device, dtype, make_product
+        self._vectors: dict[str, Tensor] = {}
+        self._products: dict[tuple[str, str | None, bool], Linear] = {}
+        self._layers: dict[NarrowLayer, FeedForward] = {}
+
+    def vector(self, name: str) -> Tensor:
+        """Returns a vector or a table, also that of the words."""
+        if name not in self._vectors:
+            self._vectors[name] = self._tensor(
+                np.asarray(self._folded.words) if name == WORDS else self._folded.vectors[name]
+            )
+        return self._vectors[name]
+
+    def norm(self, norm: Norm) -> tuple[Tensor, Tensor, float]:
+        """Returns the weight, the bias and the epsilon of a LayerNorm."""
+        return self.vector(norm.norm + ".weight"), self.vector(norm.norm + ".bias"), norm.epsilon
+
+    def product(self, step: Multiply, activation: str | None = None) -> Linear:
+        """Returns the product of a step, and the activation that follows it at once, if any."""
+        key = step.product, activation, step.exact
+        if key not in self._products:
+            self._products[key] = self._product(*key)
+        return self._products[key]
+
+    def _product(self, name: str, activation: str | None, exact: bool) -> Linear:
+        product, make = self._folded.product(name), in_floats if exact else self._make_product
+        outputs, inputs = product.matrix.shape
+        if activation is None or outputs > inputs:
+            return make(product, self._device, self._dtype, activation)
+        # A product may approximate its activation, which is worth it only where the activations are wide.
+        linear, activate = make(product, self._device, self._dtype, None), ACTIVATIONS[activation]
+        return lambda x: activate(linear(x))
+
+    def feed_forward(self, layer: NarrowLayer) -> FeedForward:
+        """Returns the weights of a layer."""
+        if layer not in self._layers:
+            self._layers[layer] = FeedForward.of(layer, self._folded, self._tensor)
+        return self._layers[layer]
+
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.tensor(np.asarray(array, np.float32)).to(self._device, self._dtype)
+
+
+def operation(part: Planned, parameters: Parameters) -> Operation:
+    """Returns the operation of a part of a plan."""
+    match part.unit:
+        case LookUp() as step:
+            return _look_up(step, parameters)
+        case Multiply() as step:
+            return _multiply(step, parameters)
+        case Norm() as step:
+            return _norm(step, parameters)
+        case Attend() as step:
+            return _attend_in_focus(step) if part.in_focus else _attend(step, parameters)
+        case Read() as step:
+            return _read(step)
+        case Window() as fused:
+            return _window(fused, parameters)
+        case Embeddings() as fused:
+            return _embeddings(fused, parameters)
+        case AddAndNorm() as fused:
+            return _add_and_norm(fused, parameters)
+        case NarrowLayer() as fused:
+            return _narrow_layer(fused, parameters)
+
+
+# ---- steps
+
+
+def _look_up(step: LookUp, parameters: Parameters) -> Operation:
+    table, (value, first, width) = parameters.vector(step.table), step.out
+    all_columns = parameters.widths[value]
+
+    def run(state: State) -> Tensor:
+        rows = _rows(table, step.index, state.at)
+        if width == all_columns and not step.adds:
+            return rows
+        out = state.values.get(value)
+        if out is None:
+            out = rows.new_zeros(len(rows), all_columns)
+        place = out[:, first : first + width]
+        place.copy_(place + rows if step.adds else rows)
+        return out
+
+    return run
+
+
+def _rows(table: Tensor, index: Index, at: Layout) -> Tensor:
+    match index:
+        case "word":
+            return table[at.input_ids]
+        case "position":
+            return table[at.positions]
+        case "token_type":
+            return table[at.token_type_ids]
+        case "next_word" | "previous_word":
+            words = F.pad(table[at.input_ids], (0, 0, 0, 1))  # the last row is that of a neighbour that is not there
+            return words[at.after if index == "next_word" else at.before]
+
+
+def _multiply(step: Multiply, parameters: Parameters) -> Operation:
+    residual, gain = step.residual, parameters.vector(step.gain) if step.gain else None
+    if residual is None:
+        product = parameters.product(step, step.activation)
+        return lambda state: product(state.values[step.x])
+    product = parameters.product(step)
+    activate = ACTIVATIONS[step.activation] if step.activation else None
+
+    def run(state: State) -> Tensor:
+        x = product(state.values[step.x])
+        x = x + state[residual] if gain is None else torch.addcmul(x, state[residual], gain)
+        return activate(x) if activate else x
+
+    return run
+
+
+def _norm(step: Norm, parameters: Parameters) -> Operation:
+    norm = parameters.norm(step)
+    return lambda state: state.kernels.layer_norm(state.values[step.x], None, *norm)
+
+
+def _attend(step: Attend, parameters: Parameters) -> Operation:
+    bias = parameters.vector(step.bias) if step.bias else None
+
+    def run(state: State) -> Tensor:
+        at, (query, key, value) = state.at, _heads(step, state)
+        if bias is None:
+            attended = state.kernels.attend(query, key, value, at.ends, at.longest, causal=step.causal)
+        else:
+            attended = attend_with_bias(query, key, value, at.ends, at.longest, bias, causal=step.causal)
+        return attended.flatten(1)
+
+    return run
+
+
+def _attend_in_focus(step: Attend) -> Operation:
+    """Returns attention with the positions in focus as queries."""
+
+    def run(state: State) -> Tensor:
+        at = state.at
+        return attend(*_heads(step, state), at.focus_ends, at.ends, at.longest).flatten(1)
+
+    return run
+
+
+def _heads(step: Attend, state: State) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns query, key and value by head, (rows, A, D)."""
+    parts = (state[place] for place in (step.query, step.key, step.value))
+    query, key, value = (x.view(len(x), step.heads, -1) for x in parts)
+    return query, key, value
+
+
+def _read(step: Read) -> Operation:
+    if step.how == "focus":
+        return lambda state: state.values[step.x][state.at.focus]
+
+    def pool(state: State) -> Tensor:
+        x, at = state.values[step.x], state.at
+        # `unsafe` skips a check that would wait for the device.
+        pooled = torch.segment_reduce(x.float(), step.how, offsets=at.ends.long(), unsafe=True)
+        return pooled[at.owner].to(x.dtype)
+
+    return pool
+
+
+# ---- steps that run together
+
+
+def _window(fused: Window, parameters: Parameters) -> Operation:
+    table = parameters.vector(fused.table)
+    return lambda state: state.kernels.window(table, state.at.input_ids, state.at.before, state.at.after)
+
+
+def _embeddings(fused: Embeddings, parameters: Parameters) -> Operation:
+    positions = parameters.vector(fused.position.table)
+    types = parameters.vector(fused.token_type.table) if fused.token_type else None
+    norm = parameters.norm(fused.norm) if fused.norm else None
+    words = _words(fused.words, parameters)
+
+    def run(state: State) -> Tensor:
+        x, ids = words(state)
+        token_types = None if types is None else (state.at.token_type_ids, types)
+        return state.kernels.add_embeddings(x, ids, state.at.positions, positions, token_types, norm)
+
+    return run
+
+
+def _words(step: LookUp | Multiply, parameters: Parameters) -> Callable[[State], tuple[Tensor, Tensor | None]]:
+    """Returns a function that returns words (T, H), or a table and the rows of it to take."""
+    if isinstance(step, LookUp):
+        table = parameters.vector(step.table)
+        return lambda state: (table, state.at.input_ids)
+    x, product = step.x, parameters.product(step)
+    return lambda state: (product(state.values[x]), None)
+
+
+def _add_and_norm(fused: AddAndNorm, parameters: Parameters) -> Operation:
+    product, norm = parameters.product(fused.multiply), parameters.norm(fused.norm)
+    x, residual = fused.multiply.x, fused.residual
+    return lambda state: state.kernels.layer_norm(product(state.values[x]), state[residual], *norm)
+
+
+def _narrow_layer(fused: NarrowLayer, parameters: Parameters) -> Operation:
+    layer, attended = parameters.feed_forward(fused), fused.first.x
+    residual, entered = fused.residual, fused.entered
+    return lambda state: state.kernels.feed_forward(layer, state.values[attended], state[residual], state[entered])
