@@ -26,7 +26,7 @@ import onnxruntime as ort
 from swiftlet_models import architectures
 from swiftlet_models.artifact import ONNX, Artifact, ArtifactError, check_self_contained
 from swiftlet_models.folding import Folded, FoldingError, fold_artifact
-from swiftlet_models.graphs.ragged import Multiply, in_fp32, of_int8, ragged
+from swiftlet_models.graphs.ragged import Multiplier, in_fp32, of_int8, ragged
 from swiftlet_models.graphs.reader import WeightsError, open_weights
 from swiftlet_serve.types import Batch, Cost, Engine, PaddedBatch, Row
 
@@ -70,7 +70,7 @@ class RaggedOnnx:
     cost: ClassVar[Cost] = Cost(padded=False, padded_attention=True, call_tokens=16, max_tokens=512, max_rows=64)
     runs_network: ClassVar[bool] = True
 
-    def __init__(self, folded: Folded, multiply: Multiply, threads: int) -> None:
+    def __init__(self, folded: Folded, multiply: Multiplier, threads: int) -> None:
         """Raises FoldingError if ONNX Runtime has no operator for the activation."""
         self._session = session(ragged(folded, multiply), threads)
         self._inputs = [value.name for value in self._session.get_inputs()]
