@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from swiftlet_models.folding import Folded, Product
 from swiftlet_models.graphs.export import export
 from swiftlet_models.graphs.quantize import quantize
-from swiftlet_models.graphs.ragged import Multiplier, Network, in_fp32, in_int8, numbers, of_int8
+from swiftlet_models.graphs.ragged import Multiplier, Network, in_fp32, in_int8, in_signed, of_int8
 from swiftlet_models.graphs.reader import block_of, pack
 from swiftlet_models.graphs.writer import CONTRIB, Graph
 from swiftlet_models.heads import Model
 from swiftlet_models.program import Block, Multiply, Step, reading_late
+from swiftlet_serve.benchmark import baselines
 from swiftlet_serve.engines import native
-from swiftlet_serve.engines.onnx_cpu import PaddedOnnx, RaggedOnnx, ragged_inputs, session
+from swiftlet_serve.engines.onnx_cpu import PaddedOnnx, RaggedOnnx, adds_in_32_bits, ragged_inputs, session
 from swiftlet_serve.types import Batch, Cost, Engine, Row
 
 Array = NDArray[Any]
@@ -112,18 +113,6 @@ def _signed(graph: Graph, name: str, product: Product) -> tuple[str, str, str]:
     return graph.array(name + ".w", weight.T), graph.array(name + ".s", scale), graph.array(name + ".b", product.bias)
 
 
-def in_signed(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:
-    """Multiplies as `in_int8`, but with signed weights, which saturate on AVX2."""
-    weight, scale, bias = _signed(graph, name, product)
-    last, unit = numbers(graph, -1), graph.array("one", np.array(1, np.float32))
-    largest = graph.add("ReduceMax", [graph.add("Abs", [x]), last], keepdims=0)
-    step = graph.add("Mul", [largest, graph.array("step.127", np.array(1 / 127, np.float32))])
-    quantised = graph.add("QuantizeLinear", [x, step, zeros], axis=0)
-    zero = graph.array("zero", np.array(128, np.uint8))
-    rows = graph.add("MatMulIntegerToFloat", [quantised, weight, unit, scale, zero], domain=CONTRIB)
-    return graph.add("Add", [graph.add("Mul", [rows, graph.add("Unsqueeze", [step, last])]), bias])
-
-
 def in_one_scale(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:  # noqa: ARG001  # a `Multiplier`
     """DynamicQuantizeMatMul, as stock quantisation writes it. One scale for a batch makes rows depend on each other."""
     weight, scale, bias = _signed(graph, name, product)
@@ -209,11 +198,7 @@ def unchanged(subject: Subject) -> Engine:
 
 
 def stock(subject: Subject) -> Engine:
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    file = subject.directory / "stock.onnx"
-    quantize_dynamic(subject.exported, file, per_channel=True, weight_type=QuantType.QInt8)
-    return padded(file)
+    return padded(baselines.stock(subject.exported, subject.directory))
 
 
 def _openvino(model: Any) -> Engine:
@@ -265,7 +250,7 @@ EQUIVALENT: Final = ("as exported, fp32", "OpenVINO fp32", LAST_IN_FULL, NO_LOOP
 
 VARIANTS: Final[Mapping[str, Create]] = {
     FP32: ragged(in_fp32),
-    SERVED: lambda subject: RaggedOnnx(subject.folded, of_int8(subject.folded), 1),
+    SERVED: lambda subject: RaggedOnnx(subject.folded, of_int8(subject.folded, signed=adds_in_32_bits()), 1),
     "ragged, 8 bits, a scale for each token": ragged(in_int8),
     LAST_IN_FULL: ragged(in_int8, reading_all),
     NO_LOOP: ragged(in_int8, unrolled),

@@ -35,8 +35,8 @@ from swiftlet_models.graphs.writer import CONTRIB, Graph
 from swiftlet_models.program import WORDS, Attend, Block, LookUp, Multiply, Norm, Place, Read, Step, joined
 
 Multiplier = Callable[[Graph, str, Product, str, str], str]
-"""Adds the nodes of a product. Takes its name, its parameters, the value (T, K) and the T zero points of its rows, and
-returns the value (T, N)."""
+"""Adds the nodes of a product. Takes its name, its parameters, the value (T, K) and the zero points (T, 1) of its
+rows, and returns the value (T, N)."""
 
 # The operators of the activations in `architectures.layers`, with their domains.
 ACTIVATIONS: Final[Mapping[str, tuple[str, str]]] = {
@@ -72,14 +72,36 @@ def in_int8(graph: Graph, name: str, product: Product, x: str, zeros: str) -> st
     AVX2. 16 bits cannot hold 255 * 127 twice: on trained networks that cost more than one bit of all weights.
     """
     weight, scale = _by_output(product.matrix)
-    largest = graph.add("ReduceMax", [graph.add("Abs", [x]), numbers(graph, -1)], keepdims=0)  # (T,)
+    zero = graph.array("zero", np.array(ZERO, np.uint8))
+    return _in_8_bits(graph, name, product, x, zeros, (graph.array(name + ".int8", weight.T), scale), zero)
+
+
+def in_signed(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:
+    """Multiplies as `in_int8`, but with signed weights, for which CPUs have instructions that add in 32 bits."""
+    weight, scale = _by_output(product.matrix)
+    signed = (weight ^ ZERO).view(np.int8)
+    return _in_8_bits(graph, name, product, x, zeros, (graph.array(name + ".signed", signed.T), scale))
+
+
+def _in_8_bits(
+    graph: Graph,
+    name: str,
+    product: Product,
+    x: str,
+    zeros: str,
+    weight: tuple[str, NDArray[np.float32]],
+    *weight_zero: str,
+) -> str:
+    columns = product.matrix.shape[1]
+    largest = graph.add("ReduceMax", [graph.add("Abs", [x]), numbers(graph, -1)], keepdims=1)  # (T, 1)
     step = graph.add("Mul", [largest, graph.array("step", np.array(1 / 127, np.float32))])
+    # A row is one block, because the scales of blocks may stay (T, 1) for the multiplication below.
     # A token of zeros has step 0. Its quantised values are undefined, but they are multiplied by 0.
-    small = graph.add("QuantizeLinear", [x, step, zeros], axis=0)
+    small = graph.add("QuantizeLinear", [x, step, zeros], axis=1, block_size=columns)
     one, zero = graph.array("one", np.array(1, np.float32)), graph.array("zero", np.array(ZERO, np.uint8))
-    arrays = [graph.array(name + ".int8", weight.T), one, graph.array(name + ".scale", scale)]
-    large = graph.add("MatMulIntegerToFloat", [small, *arrays, zero, zero], domain=CONTRIB)
-    scaled = graph.add("Mul", [large, graph.add("Unsqueeze", [step, numbers(graph, -1)])])
+    arrays = [weight[0], one, graph.array(name + ".scale", weight[1])]
+    large = graph.add("MatMulIntegerToFloat", [small, *arrays, zero, *weight_zero], domain=CONTRIB)
+    scaled = graph.add("Mul", [large, step])
     return graph.add("Add", [scaled, graph.array(name + ".bias", product.bias.astype(np.float32))])
 
 
@@ -88,14 +110,16 @@ def in_mixed(graph: Graph, name: str, product: Product, x: str, zeros: str) -> s
     return (in_int8 if name == "head.decoder" else in_fp32)(graph, name, product, x, zeros)
 
 
-def of_int8(folded: Folded) -> Multiplier:
+def of_int8(folded: Folded, *, signed: bool) -> Multiplier:
     """Returns how to multiply in a network whose weights are stored in int8.
 
-    Layers with LayerNorm are computed in 8 bits. NoNorm, which folding turns into gains, does not normalise, so that
-    rounding errors pass from each layer to the last: in 8 bits, MobileBERT's rows deviated up to four times as much as
-    ALBERT's. 8 bits would save MobileBERT a tenth of its time at most, because its products are narrow. Measured on a
-    CPU with AVX2 only: `loadtest/results/int8_variants.md`.
+    If the CPU multiplies `signed` weights without saturation, that is the fastest for every network. Otherwise, only
+    layers with LayerNorm are computed in 8 bits. NoNorm, which folding turns into gains, does not normalise, so that
+    rounding errors pass from each layer to the last, and unsigned weights would save MobileBERT a tenth of its time
+    at most, because its products are narrow: `loadtest/results/int8_variants.md`.
     """
+    if signed:
+        return in_signed
     has_no_norm = any(isinstance(step, Multiply) and step.gain is not None for step in folded.program)
     return in_mixed if has_no_norm else in_int8
 
@@ -250,7 +274,8 @@ class Network:
     def product(self, step: Multiply) -> str:
         multiply = in_fp32 if step.exact else self.multiply
         g, zero = self.outermost, self.outermost.array("zero", np.array(ZERO, np.uint8))
-        shape = g.add("Shape", [self.input("focus" if self.rows else "positions")])
+        rows = g.add("Unsqueeze", [self.input("focus" if self.rows else "positions"), numbers(g, -1)])
+        shape = g.add("Shape", [rows])
         zeros = g.add("Expand", [zero, shape], called="focus.zeros" if self.rows else "tokens.zeros")
         return multiply(self.graph, step.product, self.folded.product(step.product), self.whole(step.x), zeros)
 

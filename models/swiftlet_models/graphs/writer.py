@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from swiftlet_models.graphs.protobuf import field, key, number_field, varint
 
-OPSET: Final = 20
+OPSET: Final = 21
 IR_VERSION: Final = 10
 CONTRIB: Final = "com.microsoft"  # the operators of ONNX Runtime
 CONTRIB_OPSET: Final = 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from loadtest.int8_networks import reading_all, unrolled
 from swiftlet_models.artifact import open_artifact
 from swiftlet_models.folding import Folded, FoldingError, Product
-from swiftlet_models.graphs.ragged import Multiplier, in_fp32, in_int8, in_mixed, of_int8, ragged
+from swiftlet_models.graphs.ragged import Multiplier, in_fp32, in_int8, in_mixed, in_signed, of_int8, ragged
 from swiftlet_models.program import WORDS, Attend, Block, LookUp, Multiply, Norm, Place, Program, Read
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.engines import onnx_cpu
@@ -31,6 +32,16 @@ MIXED = [encoding(11, [0, 3, 10], 1), encoding(1, [0], 2), encoding(7, [], 4), e
 FP32 = 3e-6  # measured: 2e-7 to 6e-7
 # Measured on these networks with random weights: 0.013 to 0.033.
 INT8 = 0.07
+SIGNED = pytest.param(
+    in_signed, INT8, marks=pytest.mark.skipif(not onnx_cpu.adds_in_32_bits(), reason="this CPU saturates products")
+)
+
+
+def flags() -> set[str]:
+    """Returns the features of an x86 CPU as Linux names them, or nothing."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text("ascii", "replace").splitlines() if file.exists() else []
+    return {flag for line in lines if line.startswith("flags") for flag in line.split()}
 
 
 def nodes(network: Folded, multiply: Multiplier) -> Sequence[onnx.NodeProto]:
@@ -41,7 +52,7 @@ def rows_of(engine: RaggedOnnx, encodings: list[Encoding]) -> torch.Tensor:
     return torch.from_numpy(np.concatenate(engine.run(Batch.of(encodings))))
 
 
-@pytest.mark.parametrize(("multiply", "off"), [(in_fp32, FP32), (in_int8, INT8), (in_mixed, INT8)])
+@pytest.mark.parametrize(("multiply", "off"), [(in_fp32, FP32), (in_int8, INT8), (in_mixed, INT8), SIGNED])
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
 def test_ragged_graph_computes_the_rows_of_torch(architecture, task, multiply, off):
     engine = RaggedOnnx(folded(architecture, task), multiply, threads=1)
@@ -50,7 +61,7 @@ def test_ragged_graph_computes_the_rows_of_torch(architecture, task, multiply, o
     assert relative_error(rows_of(engine, MIXED), expected) <= off
 
 
-@pytest.mark.parametrize("multiply", [in_fp32, in_int8, in_mixed])
+@pytest.mark.parametrize("multiply", [in_fp32, in_int8, in_mixed, in_signed])
 @pytest.mark.parametrize("architecture", ["albert", "mobilebert", "bert"])
 def test_ragged_graph_computes_a_row_in_a_batch_as_alone(architecture, multiply):
     """Also in int8, in which each token has its own scale."""
@@ -77,10 +88,13 @@ def test_ragged_graph_passes_the_onnx_checker():
     onnx.checker.check_model(onnx.load_from_string(ragged(folded("mobilebert", "fill-mask"), in_fp32)))
 
 
-@pytest.mark.parametrize("architecture", ["albert", "bert"])
-def test_of_int8_quantises_all_products_of_networks_with_layer_norm(architecture):
+@pytest.mark.parametrize(
+    ("architecture", "signed"), [("albert", False), ("albert", True), ("bert", False), ("mobilebert", True)]
+)
+def test_of_int8_quantises_all_products(architecture, signed):
+    """Without signed weights, it does so only in networks with LayerNorm."""
     network = folded(architecture, "qa")
-    graph = onnx.load_from_string(ragged(network, of_int8(network))).graph
+    graph = onnx.load_from_string(ragged(network, of_int8(network, signed=signed))).graph
     large = [tensor for tensor in graph.initializer if tensor.data_type == 1 and np.prod(tensor.dims) > 4000]
 
     assert [node.op_type for node in graph.node if node.op_type in {"Gemm", "MatMul"}] == ["Gemm"]
@@ -89,7 +103,7 @@ def test_of_int8_quantises_all_products_of_networks_with_layer_norm(architecture
 
 def test_of_int8_quantises_only_the_word_tables_of_networks_with_no_norm():
     network = folded("mobilebert", "fill-mask")
-    graph = onnx.load_from_string(ragged(network, of_int8(network))).graph
+    graph = onnx.load_from_string(ragged(network, of_int8(network, signed=False))).graph
 
     assert [node.op_type for node in graph.node].count("MatMulIntegerToFloat") == 1
     assert {t.name for t in graph.initializer if t.name.endswith(".int8")} == {"words.int8", "head.decoder.int8"}
@@ -191,12 +205,13 @@ def test_variants_of_a_program_compute_the_same_rows(architecture, change):
     assert not any(node.op_type == "Loop" for node in nodes(unrolled(network), in_fp32))
 
 
-def test_int8_rows_of_zeros_are_finite():
+@pytest.mark.parametrize("multiply", [in_int8, in_signed])
+def test_int8_rows_of_zeros_are_finite(multiply):
     """A token of zeros has the scale 0."""
     empty = folded("bert", "qa")
     for name, product in empty.products.items():
         empty.products[name] = Product(np.zeros(product.matrix.shape), np.zeros(product.bias.shape))
-    (row,) = RaggedOnnx(empty, in_int8, threads=1).run(Batch.of([encoding(5, range(5), 1)]))
+    (row,) = RaggedOnnx(empty, multiply, threads=1).run(Batch.of([encoding(5, range(5), 1)]))
 
     assert np.isfinite(row).all()
 
@@ -213,6 +228,32 @@ def test_onnx_cpu_folds_artifacts(name, precision, rounding):
     assert isinstance(engine, RaggedOnnx)
     assert engine.extra_tolerance == rounding
     assert replay(made, engine) <= made.manifest.tolerance
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_onnx_cpu_multiplies_as_the_cpu_does_it_best(exact, monkeypatch):
+    made, seen = open_artifact(BUNDLED / "mobilebert-sst2"), []
+    monkeypatch.setattr(onnx_cpu, "adds_in_32_bits", lambda: exact)
+    monkeypatch.setattr(onnx_cpu, "RaggedOnnx", lambda folded, multiply, threads: seen.append(multiply))
+    onnx_cpu.create(made, threads=1)
+
+    assert seen == [in_signed if exact else in_mixed]
+
+
+@pytest.mark.skipif(not flags(), reason="this is no x86 CPU, or not Linux")
+def test_onnx_runtime_adds_in_32_bits_on_cpus_with_vnni():
+    assert onnx_cpu.adds_in_32_bits() == bool(flags() & {"avx512_vnni", "avx_vnni"})
+
+
+@pytest.mark.parametrize("saturates_at", [1, 9, None])
+def test_saturated_products_of_any_number_of_rows_are_found(saturates_at, monkeypatch):
+    class Session:
+        def run(self, outputs, inputs):
+            rows = len(inputs["x"])
+            return [np.full((rows, 32), 32_767 * 32 if rows == saturates_at else 64 * 255 * 127, np.float32)]
+
+    monkeypatch.setattr(onnx_cpu, "session", lambda model, threads: Session())
+    assert onnx_cpu.adds_in_32_bits.__wrapped__() == (saturates_at is None)
 
 
 @pytest.mark.parametrize("what", ["focus", "input_ids"])
