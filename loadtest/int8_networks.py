@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from swiftlet_models.folding import Folded, Product
 from swiftlet_models.graphs.export import export
 from swiftlet_models.graphs.quantize import quantize
-from swiftlet_models.graphs.ragged import Multiply, Network, in_fp32, in_int8, of_int8
+from swiftlet_models.graphs.ragged import Multiplier, Network, in_fp32, in_int8, in_signed, of_int8
 from swiftlet_models.graphs.reader import block_of, pack
 from swiftlet_models.graphs.writer import CONTRIB, Graph
 from swiftlet_models.heads import Model
+from swiftlet_models.program import Block, Multiply, Step, reading_late
+from swiftlet_serve.benchmark import baselines
 from swiftlet_serve.engines import native
-from swiftlet_serve.engines.onnx_cpu import PaddedOnnx, RaggedOnnx, ragged_inputs, session
+from swiftlet_serve.engines.onnx_cpu import PaddedOnnx, RaggedOnnx, adds_in_32_bits, ragged_inputs, session
 from swiftlet_serve.types import Batch, Cost, Engine, Row
 
 Array = NDArray[Any]
@@ -79,11 +81,11 @@ def ragged_call(network: Network, outputs: Sequence[str] = ("rows",)) -> Callabl
     return call
 
 
-def ragged(multiply: Multiply, network: type[Network] = Network) -> Create:
+def ragged(multiply: Multiplier, change: Callable[[Folded], Folded] = lambda folded: folded) -> Create:
     """Returns the variant that multiplies in one way, without padding."""
 
     def create(subject: Subject) -> Engine:
-        call = ragged_call(network(subject.folded, multiply))
+        call = ragged_call(Network(change(subject.folded), multiply))
         return CallEngine(lambda batch: call(batch)[0])
 
     return create
@@ -111,29 +113,17 @@ def _signed(graph: Graph, name: str, product: Product) -> tuple[str, str, str]:
     return graph.array(name + ".w", weight.T), graph.array(name + ".s", scale), graph.array(name + ".b", product.bias)
 
 
-def in_signed(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:
-    """Multiplies as `in_int8`, but with signed weights, which saturate on AVX2."""
-    weight, scale, bias = _signed(graph, name, product)
-    last, unit = graph.array("last", np.array([-1])), graph.array("one", np.array(1, np.float32))
-    largest = graph.add("ReduceMax", [graph.add("Abs", [x]), last], keepdims=0)
-    step = graph.add("Mul", [largest, graph.array("step.127", np.array(1 / 127, np.float32))])
-    quantised = graph.add("QuantizeLinear", [x, step, zeros], axis=0)
-    zero = graph.array("zero", np.array(128, np.uint8))
-    rows = graph.add("MatMulIntegerToFloat", [quantised, weight, unit, scale, zero], domain=CONTRIB)
-    return graph.add("Add", [graph.add("Mul", [rows, graph.add("Unsqueeze", [step, last])]), bias])
-
-
-def in_one_scale(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:  # noqa: ARG001  # a `Multiply`
+def in_one_scale(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:  # noqa: ARG001  # a `Multiplier`
     """DynamicQuantizeMatMul, as stock quantisation writes it. One scale for a batch makes rows depend on each other."""
     weight, scale, bias = _signed(graph, name, product)
     zero_points = graph.array(name + ".z", np.zeros(len(product.bias), np.int8))
     return graph.add("DynamicQuantizeMatMul", [x, weight, scale, zero_points, bias], domain=CONTRIB)
 
 
-def in_static(steps: Mapping[str, float]) -> Multiply:
+def in_static(steps: Mapping[str, float]) -> Multiplier:
     """Multiplies with one fixed scale for each product's activations, from the largest value in calibration."""
 
-    def multiply(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:  # noqa: ARG001  # a `Multiply`
+    def multiply(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:  # noqa: ARG001  # a `Multiplier`
         weight, scale, bias = _signed(graph, name, product)
         step = graph.array(name + ".step", np.array(steps[name], np.float32))
         zero = graph.array("zero", np.array(128, np.uint8))
@@ -172,29 +162,23 @@ def static(subject: Subject) -> Engine:
 
 
 def unrolled(folded: Folded) -> Folded:
-    """Returns the same network with a copy of shared parameters for each layer."""
-    depths = range(len(folded.order))
+    """Returns the same network without repeated blocks, and with products of their own for each time that one runs."""
+    products = {}
 
-    def repeat(named: Mapping[str, Any]) -> dict[str, Any]:
-        own = {name: value for name, value in named.items() if not name.startswith("layers.")}
-        for depth, i in zip(depths, folded.order, strict=True):
-            own |= {
-                f"layers.{depth}.{name.split('.', 2)[2]}": value
-                for name, value in named.items()
-                if name.startswith(f"layers.{i}.")
-            }
-        return own
+    def renamed(step: Step, run: int) -> Step:
+        if not isinstance(step, Multiply):
+            return step
+        products[f"{run}.{step.product}"] = folded.products[step.product]
+        return replace(step, product=f"{run}.{step.product}")
 
-    return replace(folded, order=tuple(depths), products=repeat(folded.products), vectors=repeat(folded.vectors))
+    runs = enumerate(block.steps for block in folded.program.blocks for _ in range(block.times))
+    blocks = tuple(Block(tuple(renamed(step, run) for step in steps)) for run, steps in runs)
+    return replace(folded, program=replace(folded.program, blocks=blocks), products=products)
 
 
-class EveryRow(Network):
-    """Without one optimisation: the last layer computes all tokens."""
-
-    def last_layer(self, i: int, x: str) -> str:
-        self.graph.add("Identity", ["focus_spread"])
-        self.graph.add("Identity", ["focus_gathered"])
-        return self.graph.add("Gather", [self.layer(self.graph, i, x), "focus"])
+def reading_all(folded: Folded) -> Folded:
+    """Returns the same network without one optimisation: its last layer computes all tokens."""
+    return replace(folded, program=reading_late(folded.program))
 
 
 # Graphs as torch exports them, on padded batches
@@ -214,11 +198,7 @@ def unchanged(subject: Subject) -> Engine:
 
 
 def stock(subject: Subject) -> Engine:
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    file = subject.directory / "stock.onnx"
-    quantize_dynamic(subject.exported, file, per_channel=True, weight_type=QuantType.QInt8)
-    return padded(file)
+    return padded(baselines.stock(subject.exported, subject.directory))
 
 
 def _openvino(model: Any) -> Engine:
@@ -270,10 +250,10 @@ EQUIVALENT: Final = ("as exported, fp32", "OpenVINO fp32", LAST_IN_FULL, NO_LOOP
 
 VARIANTS: Final[Mapping[str, Create]] = {
     FP32: ragged(in_fp32),
-    SERVED: lambda subject: RaggedOnnx(subject.folded, of_int8(subject.folded), 1),
+    SERVED: lambda subject: RaggedOnnx(subject.folded, of_int8(subject.folded, signed=adds_in_32_bits()), 1),
     "ragged, 8 bits, a scale for each token": ragged(in_int8),
-    LAST_IN_FULL: ragged(in_int8, EveryRow),
-    NO_LOOP: lambda subject: ragged(in_int8)(replace(subject, folded=unrolled(subject.folded))),
+    LAST_IN_FULL: ragged(in_int8, reading_all),
+    NO_LOOP: ragged(in_int8, unrolled),
     "ragged, signed weights": ragged(in_signed),
     "ragged, MatMulNBits": ragged(in_blocks),
     "ragged, static activations": static,

@@ -30,7 +30,7 @@ from swiftlet_models.graphs.ragged import in_fp32, of_int8
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.engines import native
 from swiftlet_serve.engines.native import Native
-from swiftlet_serve.engines.onnx_cpu import RaggedOnnx
+from swiftlet_serve.engines.onnx_cpu import RaggedOnnx, adds_in_32_bits
 from swiftlet_serve.types import Batch
 from tests.goldens import cases
 from tests.support import embedding_parity
@@ -91,7 +91,7 @@ def _expected(model: Any, task: Task, ids: Tensor, types: Tensor, focus: Tensor)
 def _engine_rows(converted: ConvertedCheckpoint, batch: Batch) -> Iterator[Tensor | None]:
     folded = fold(converted.architecture, converted.config, weights(converted.model))
     library = native.best()
-    engines = [RaggedOnnx(folded, multiply, 1) for multiply in (in_fp32, of_int8(folded))]
+    engines = [RaggedOnnx(folded, multiply, 1) for multiply in (in_fp32, of_int8(folded, signed=adds_in_32_bits()))]
     for engine in [*engines, None if library is None else Native(library, folded)]:
         yield None if engine is None else torch.from_numpy(np.concatenate(engine.run(batch)))
 

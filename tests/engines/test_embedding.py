@@ -18,7 +18,7 @@ from swiftlet_models.artifact import ONNX, Embedding
 from swiftlet_models.folding import Folded, fold
 from swiftlet_models.graphs.export import export
 from swiftlet_models.graphs.quantize import quantize
-from swiftlet_models.graphs.ragged import in_fp32, in_int8
+from swiftlet_models.graphs.ragged import in_fp32, in_int8, in_signed
 from swiftlet_models.heads import Model, build
 from swiftlet_models.ragged.network import Network
 from swiftlet_models.tokenizer import Encoding
@@ -108,7 +108,7 @@ def test_native_computes_a_vector_in_a_batch_as_alone_to_the_bit(architecture: s
         assert row.tobytes() == alone.tobytes()
 
 
-@pytest.mark.parametrize("multiply", [in_fp32, in_int8])
+@pytest.mark.parametrize("multiply", [in_fp32, in_int8, in_signed])
 @pytest.mark.parametrize("kind", range(3), ids=IDS[:3])
 def test_onnx_cpu_computes_a_vector_in_a_batch_as_alone(kind: int, multiply: Any) -> None:
     engine = RaggedOnnx(folded("bert", kind), multiply, threads=1)

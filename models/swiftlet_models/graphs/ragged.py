@@ -1,28 +1,29 @@
 """The ONNX graph of a folded network over a ragged batch. ONNX Runtime runs it in place of the exported graph.
 
 The T tokens of B sequences come end to end, so that the products see no padding. Only for attention, a gather lays them
-out as B rows of S, the longest sequence, and another gather takes them back. The last layer computes only the N
-positions that the head reads, at most F per sequence, and so does the head. (A head that pools reads all tokens.)
-Consecutive layers with the same parameters (ALBERT) are a loop, so that ONNX Runtime packs their weights once.
+out as B rows of S, the longest sequence, and another gather takes them back. After the program's `Read`, only the N
+positions that the head reads are computed, at most F per sequence. A block that runs several times (ALBERT) is a loop,
+so that ONNX Runtime packs its weights once.
 
-Inputs, all int64 except `lengths`, which is int32 (`inputs` of `swiftlet_serve/engines/onnx_cpu.py` makes them):
+Inputs, of which a graph has those that its steps need. All are int64 except `lengths`, which is int32
+(`ragged_inputs` of `swiftlet_serve/engines/onnx_cpu.py` makes them):
 
-    input_ids, token_type_ids (if the network has token types), positions (T,)
-    before, after (T,)      each token's neighbours in its sequence, T if there is none (trigram only)
+    input_ids, token_type_ids, positions (T,)
+    before, after (T,)      each token's neighbours in its sequence, T if there is none
     spread (B, S)           the token at each place; the sequence's last token at places of padding
     gathered (T,)           the place of each token, b * S + s
     lengths (B,)
     focus (N,)              the tokens that the head reads
     focus_spread (B, F), focus_gathered (N,)        like spread and gathered, for the tokens in focus
-    owner (N,)              the sequence of each token in focus (a head that pools only)
+    owner (N,)              the sequence of each token in focus
 
 Output: `rows` (N, O) float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from itertools import groupby
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -31,10 +32,11 @@ from numpy.typing import NDArray
 from swiftlet_models.folding import Folded, FoldingError, Matrix, Product, blocks
 from swiftlet_models.graphs.reader import ZERO, block_of, pack
 from swiftlet_models.graphs.writer import CONTRIB, Graph
+from swiftlet_models.program import WORDS, Attend, Block, LookUp, Multiply, Norm, Place, Read, Step, joined
 
-Multiply = Callable[[Graph, str, Product, str, str], str]
-"""Adds the nodes of a product. Takes its name, its parameters, the value (T, K) and the T zero points of its rows, and
-returns the value (T, N)."""
+Multiplier = Callable[[Graph, str, Product, str, str], str]
+"""Adds the nodes of a product. Takes its name, its parameters, the value (T, K) and the zero points (T, 1) of its
+rows, and returns the value (T, N)."""
 
 # The operators of the activations in `architectures.layers`, with their domains.
 ACTIVATIONS: Final[Mapping[str, tuple[str, str]]] = {
@@ -44,17 +46,17 @@ ACTIVATIONS: Final[Mapping[str, tuple[str, str]]] = {
     "gelu_pytorch_tanh": ("FastGelu", CONTRIB),
     "tanh": ("Tanh", ""),
 }
+INPUTS: Final = {"lengths": ("int32", 1), "spread": ("int64", 2), "focus_spread": ("int64", 2)}  # others: int64, 1
+INDEX: Final[Mapping[str, str]] = {"position": "positions", "token_type": "token_type_ids"}  # others: words
+NEIGHBOURS: Final[Mapping[str, str]] = {"next_word": "after", "previous_word": "before"}
 
 
-def ragged(folded: Folded, multiply: Multiply) -> bytes:
+def ragged(folded: Folded, multiply: Multiplier) -> bytes:
     """Returns the network as the content of an ONNX file. `multiply` computes its products.
 
     Raises:
-        FoldingError: ONNX Runtime has no operator for its activation.
+        FoldingError: there is no operator for one of its steps or activations.
     """
-    for activation in (folded.traits.activation, folded.head_activation, folded.dense):
-        if activation is not None and activation not in ACTIVATIONS:
-            raise FoldingError(f"the activation {activation!r} is not supported")
     return Network(folded, multiply).build()
 
 
@@ -70,14 +72,36 @@ def in_int8(graph: Graph, name: str, product: Product, x: str, zeros: str) -> st
     AVX2. 16 bits cannot hold 255 * 127 twice: on trained networks that cost more than one bit of all weights.
     """
     weight, scale = _by_output(product.matrix)
-    largest = graph.add("ReduceMax", [graph.add("Abs", [x]), _last(graph)], keepdims=0)  # (T,)
+    zero = graph.array("zero", np.array(ZERO, np.uint8))
+    return _in_8_bits(graph, name, product, x, zeros, (graph.array(name + ".int8", weight.T), scale), zero)
+
+
+def in_signed(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:
+    """Multiplies as `in_int8`, but with signed weights, for which CPUs have instructions that add in 32 bits."""
+    weight, scale = _by_output(product.matrix)
+    signed = (weight ^ ZERO).view(np.int8)
+    return _in_8_bits(graph, name, product, x, zeros, (graph.array(name + ".signed", signed.T), scale))
+
+
+def _in_8_bits(
+    graph: Graph,
+    name: str,
+    product: Product,
+    x: str,
+    zeros: str,
+    weight: tuple[str, NDArray[np.float32]],
+    *weight_zero: str,
+) -> str:
+    columns = product.matrix.shape[1]
+    largest = graph.add("ReduceMax", [graph.add("Abs", [x]), numbers(graph, -1)], keepdims=1)  # (T, 1)
     step = graph.add("Mul", [largest, graph.array("step", np.array(1 / 127, np.float32))])
+    # A row is one block, because the scales of blocks may stay (T, 1) for the multiplication below.
     # A token of zeros has step 0. Its quantised values are undefined, but they are multiplied by 0.
-    small = graph.add("QuantizeLinear", [x, step, zeros], axis=0)
+    small = graph.add("QuantizeLinear", [x, step, zeros], axis=1, block_size=columns)
     one, zero = graph.array("one", np.array(1, np.float32)), graph.array("zero", np.array(ZERO, np.uint8))
-    arrays = [graph.array(name + ".int8", weight.T), one, graph.array(name + ".scale", scale)]
-    large = graph.add("MatMulIntegerToFloat", [small, *arrays, zero, zero], domain=CONTRIB)
-    scaled = graph.add("Mul", [large, graph.add("Unsqueeze", [step, _last(graph)])])
+    arrays = [weight[0], one, graph.array(name + ".scale", weight[1])]
+    large = graph.add("MatMulIntegerToFloat", [small, *arrays, zero, *weight_zero], domain=CONTRIB)
+    scaled = graph.add("Mul", [large, step])
     return graph.add("Add", [scaled, graph.array(name + ".bias", product.bias.astype(np.float32))])
 
 
@@ -86,15 +110,18 @@ def in_mixed(graph: Graph, name: str, product: Product, x: str, zeros: str) -> s
     return (in_int8 if name == "head.decoder" else in_fp32)(graph, name, product, x, zeros)
 
 
-def of_int8(folded: Folded) -> Multiply:
+def of_int8(folded: Folded, *, signed: bool) -> Multiplier:
     """Returns how to multiply in a network whose weights are stored in int8.
 
-    Layers with LayerNorm are computed in 8 bits. NoNorm does not normalise, so that rounding errors pass from each
-    layer to the last: in 8 bits, MobileBERT's rows deviated up to four times as much as ALBERT's. 8 bits would save
-    MobileBERT a tenth of its time at most, because its products are narrow. Measured on a CPU with AVX2 only:
-    `loadtest/results/int8_variants.md`.
+    If the CPU multiplies `signed` weights without saturation, that is the fastest for every network. Otherwise, only
+    layers with LayerNorm are computed in 8 bits. NoNorm, which folding turns into gains, does not normalise, so that
+    rounding errors pass from each layer to the last, and unsigned weights would save MobileBERT a tenth of its time
+    at most, because its products are narrow: `loadtest/results/int8_variants.md`.
     """
-    return in_mixed if folded.traits.norm == "no_norm" else in_int8
+    if signed:
+        return in_signed
+    has_no_norm = any(isinstance(step, Multiply) and step.gain is not None for step in folded.program)
+    return in_mixed if has_no_norm else in_int8
 
 
 def _by_output(matrix: Matrix) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
@@ -114,261 +141,235 @@ def _floats(graph: Graph, name: str, product: Product) -> tuple[str, str]:
     return graph.array(name, weight), graph.array(name + ".bias", bias)
 
 
-def _last(graph: Graph) -> str:
-    """Returns an array with the number of the last axis."""
-    return graph.array("last", np.array([-1]))
+def number(graph: Graph, value: int) -> str:
+    """Returns an array () with a number."""
+    return graph.array(f"number.{value}", np.array(value))
+
+
+def numbers(graph: Graph, *values: int) -> str:
+    """Returns an array of numbers."""
+    return graph.array(f"numbers.{','.join(map(str, values))}", np.array(values))
 
 
 class Network:
-    """Builds the graph of a folded network."""
+    """Builds the graph of a folded network: the nodes of each step of its program."""
 
-    def __init__(self, folded: Folded, multiply: Multiply) -> None:
+    def __init__(self, folded: Folded, multiply: Multiplier) -> None:
         self.folded = folded
-        self.traits = folded.traits
+        self.program = joined(folded.program)
         self.multiply = multiply
-        self.graph = Graph()
-        self.indices: dict[tuple[str, int, int], str] = {}
-        self.query_parts = 2 if self.traits.bottleneck else 1  # the query, and the residual if there is a bottleneck
-        self.query_key_value: list[str] = []  # the indices of the three in the product that has all of them
-        self.bias = self.focus_bias = ""  # of attention, in all layers but the last, and in the last one
-        self.norm_first = self.traits.norm_position == "before"
+        self.outermost = Graph()  # nodes that do not depend on a layer are added here, so that loops do not repeat them
+        self.graph = self.outermost  # of the current block
+        self.columns: dict[Place, str] = {}  # of values, as they were computed
+        self.rows = ""  # a prefix: "" for tokens, "focus_" for the positions that the head reads
 
     def build(self) -> bytes:
-        g, f = self.graph, self.folded
-        pools = f.pooling != "cls"
-        for name in ("input_ids", "positions", "gathered", "focus", "focus_gathered", *(["owner"] if pools else [])):
-            g.input(name, "int64", 1)
-        if self.traits.embedding.token_types:
-            g.input("token_type_ids", "int64", 1)
-        for name in ("before", "after") if self.traits.embedding.window > 1 else ():
-            g.input(name, "int64", 1)
-        for name in ("spread", "focus_spread"):
-            g.input(name, "int64", 2)
-        g.input("lengths", "int32", 1)
-        zero = g.array("zero", np.array(ZERO, np.uint8))
-        for name, rows in (("tokens.zeros", "positions"), ("focus.zeros", "focus")):
-            g.add("Expand", [zero, g.add("Shape", [rows])], called=name)
-        parts = self.query_parts + 2
-        self.query_key_value = [self.part_index("spread", parts, part) for part in (0, parts - 2, parts - 1)]
-        if self.traits.causal or self.traits.position_bias:
-            self.bias, self.focus_bias = map(self.attention_bias, self.query_positions())
-        x = self.embeddings()
-        *before_last, last = f.order
-        for i, run in groupby(f.order if pools else before_last):
-            times = len(list(run))
-            x = self.layer(g, i, x) if times == 1 else self.repeated(i, times, x)
-        if not pools:
-            x = self.last_layer(last, x)
-        if self.norm_first:
-            x = self.layer_norm(g, "final_norm", x)
-        if pools:
-            x = self.pooled(x)
-        g.output("rows", "float32", 2, self.head(x))
-        return g.file()
+        """Returns the content of an ONNX file. Raises FoldingError as `ragged` does."""
+        for block in self.program.blocks:
+            if block.times == 1:
+                self.run(block.steps)
+            else:
+                self.loop(block)
+        self.graph.output("rows", "float32", 2, self.whole(self.program.result))
+        return self.graph.file()
 
-    def embeddings(self) -> str:
-        g, f, traits = self.graph, self.folded, self.traits.embedding
-        words = self.words()
-        if traits.window > 1:
-            no_neighbour = g.array("no_neighbour", np.zeros((1, f.words.shape[1]), np.float32))
-            padded = g.add("Concat", [words, no_neighbour], axis=0)
-            window = [g.add("Gather", [padded, "after"]), words, g.add("Gather", [padded, "before"])]
-            words = g.add("Concat", window, axis=1)
-        if traits.projection == "words":
-            words = self.product(g, "embeddings.projection", words)
-        added = g.add("Gather", [self.vector(g, "embeddings.position"), "positions"])
-        if traits.token_types:
-            token_type = g.add("Gather", [self.vector(g, "embeddings.token_type"), "token_type_ids"])
-            added = g.add("Add", [added, token_type])
-        x = g.add("Add", [words, added])
-        if traits.norm == "layer_norm":
-            x = self.layer_norm(g, "embeddings.norm", x)
-        return self.product(g, "embeddings.projection", x) if traits.projection == "sum" else x
+    def loop(self, block: Block) -> None:
+        value = next(step.x for step in block.steps if isinstance(step, Multiply | Norm))  # the only one that enters
+        inputs = [number(self.graph, block.times), self.graph.array("true", np.array(True)), self.whole(value)]
+        body = Graph(self.outermost)
+        body.input("iteration", "int64", 0)
+        body.output("condition_out", "bool", 0, body.input("condition", "bool", 0))
+        self.graph, self.columns = body, {self.place(value): body.input("entering", "float32", 2)}
+        self.run(block.steps)
+        body.output("leaving", "float32", 2, self.whole(value))
+        self.graph, self.columns = self.outermost, {}
+        self.write(self.place(value), self.graph.add("Loop", inputs, body=body))
 
+    def run(self, steps: Sequence[Step]) -> None:
+        while steps:
+            match steps:
+                case [
+                    Multiply(residual=Place() as place, gain=None, activation=None) as step,
+                    Norm() as norm,
+                    *steps,
+                ] if norm.out == norm.x == step.out:
+                    self.write(self.place(step.out), self.normed_sum(step, place, norm))
+                case [LookUp() as step, *steps]:
+                    self.write(step.out, self.looked_up(step))
+                case [Multiply() as step, *steps]:
+                    self.write(self.place(step.out), self.multiplied(step))
+                case [Norm() as step, *steps]:
+                    self.write(self.place(step.out), self.normed(step))
+                case [Attend() as step, *steps]:
+                    self.write(self.place(step.out), self.attended(step))
+                case [Read() as step, *steps]:
+                    self.write(self.place(step.out), self.read_rows(step))
+                    self.rows = "focus_"
+                case [step, *_]:
+                    raise FoldingError(f"the step {type(step).__name__} is not supported")
+
+    # ---- values
+
+    def place(self, value: str) -> Place:
+        return Place(value, 0, self.program.widths[value])
+
+    def whole(self, value: str) -> str:
+        return self.read(self.place(value))
+
+    def read(self, place: Place) -> str:
+        """Returns columns (T or N, width)."""
+        if place in self.columns:
+            return self.columns[place]
+        whole = self.place(place.value)
+        if whole not in self.columns:
+            parts = sorted(part for part in self.columns if part.value == place.value)
+            if sum(part.width for part in parts) != whole.width:
+                raise FoldingError(f"a step reads columns of {place.value!r} that no step writes")
+            self.write(whole, self.graph.add("Concat", [self.columns[part] for part in parts], axis=1))
+            return self.read(place)
+        g, bounds = self.graph, (place.first, place.first + place.width)
+        return g.add("Slice", [self.columns[whole], *(numbers(g, bound) for bound in bounds), numbers(g, 1)])
+
+    def write(self, place: Place, x: str) -> None:
+        for other in [other for other in self.columns if other.value == place.value]:
+            if place.first <= other.first and other.first + other.width <= place.first + place.width:
+                del self.columns[other]
+            elif other.first < place.first + place.width and place.first < other.first + other.width:
+                raise FoldingError(f"a step writes a part of the columns of {place.value!r} that another writes")
+        self.columns[place] = x
+
+    def input(self, name: str) -> str:
+        kind, rank = INPUTS.get(name, ("int64", 1))
+        return self.outermost.input(name, kind, rank)
+
+    def vector(self, name: str) -> str:
+        return self.graph.array(name, self.folded.vectors[name].astype(np.float32))
+
+    # ---- steps
+
+    def looked_up(self, step: LookUp) -> str:
+        g = self.outermost
+        if step.table == WORDS:
+            x = self.words
+        else:
+            x = g.add("Gather", [self.vector(step.table), self.input(INDEX.get(step.index, "input_ids"))])
+        if step.index in NEIGHBOURS:
+            no_neighbour = g.array(f"no_neighbour.{step.out.width}", np.zeros((1, step.out.width), np.float32))
+            x = g.add("Gather", [g.add("Concat", [x, no_neighbour], axis=0), self.input(NEIGHBOURS[step.index])])
+        return self.graph.add("Add", [self.read(step.out), x]) if step.adds else x
+
+    @cached_property
     def words(self) -> str:
         """The words' rows of the word table. The table is in int8 if the products are."""
-        g, table = self.graph, self.folded.words
+        g, table, ids = self.outermost, self.folded.words, self.input("input_ids")
         block = block_of(table.shape[1])
         if self.multiply is in_fp32 or block is None:
-            return g.add("Gather", [g.array("words", np.asarray(table, np.float32)), "input_ids"])
+            return g.add("Gather", [g.array("words", np.asarray(table, np.float32)), ids])
         packed, scale = _packed(table, block)
-        values = g.add("Cast", [g.add("Gather", [g.array("words.int8", packed), "input_ids"])], to=1)
+        values = g.add("Cast", [g.add("Gather", [g.array("words.int8", packed), ids])], to=1)
         centred = g.add("Sub", [values, g.array("words.zero", np.array(ZERO, np.float32))])
-        scales = g.add("Gather", [g.array("words.scale", scale[:, :, None]), "input_ids"])
-        shape = g.array("words.shape", np.array([-1, table.shape[1]]))
-        return g.add("Reshape", [g.add("Mul", [centred, scales]), shape])
+        scales = g.add("Gather", [g.array("words.scale", scale[:, :, None]), ids])
+        return g.add("Reshape", [g.add("Mul", [centred, scales]), numbers(g, -1, table.shape[1])])
 
-    def repeated(self, i: int, times: int, x: str) -> str:
-        """A layer that is applied several times in a row, as a loop."""
-        g, body = self.graph, Graph(self.graph)
-        name = f"layers.{i}."
-        body.input(name + "iteration", "int64", 0)
-        condition, hidden = body.input(name + "condition", "bool", 0), body.input(name + "hidden", "float32", 2)
-        body.output(name + "condition_out", "bool", 0, condition)
-        body.output(name + "hidden_out", "float32", 2, self.layer(body, i, hidden))
-        count = g.array(f"{name}times.{times}", np.array(times))
-        return g.add("Loop", [count, g.array("true", np.array(True)), x], body=body)
+    def product(self, step: Multiply) -> str:
+        multiply = in_fp32 if step.exact else self.multiply
+        g, zero = self.outermost, self.outermost.array("zero", np.array(ZERO, np.uint8))
+        rows = g.add("Unsqueeze", [self.input("focus" if self.rows else "positions"), numbers(g, -1)])
+        shape = g.add("Shape", [rows])
+        zeros = g.add("Expand", [zero, shape], called="focus.zeros" if self.rows else "tokens.zeros")
+        return multiply(self.graph, step.product, self.folded.product(step.product), self.whole(step.x), zeros)
 
-    def layer(self, g: Graph, i: int, x: str) -> str:
-        """A layer that computes all tokens. Query, residual, key and value are one product."""
-        name = f"layers.{i}."
-        entered, x = x, self.preceding_norm(g, name + "attention_norm", x)
-        query, key_value = (self.folded.products[name + part] for part in ("query_residual", "key_value"))
-        joined = Product(np.concatenate([query.weight, key_value.weight]), np.concatenate([query.bias, key_value.bias]))
-        all_parts = self.multiply(g, name + "query_residual_key_value", joined, x, "tokens.zeros")
-        parts = self.inner_rows(g, all_parts)
-        places = [g.add("Gather", [parts, index]) for index in self.query_key_value]
-        attended = self.attention(g, places, "gathered", self.bias)
-        return self.after_attention(g, name, attended, self.residual(g, all_parts, entered), entered)
+    def multiplied(self, step: Multiply) -> str:
+        g, y = self.graph, self.product(step)
+        if step.residual is not None:
+            residual = self.read(step.residual)
+            y = g.add("Add", [y, g.add("Mul", [residual, self.vector(step.gain)]) if step.gain else residual])
+        if step.activation is None:
+            return y
+        if step.activation not in ACTIVATIONS:
+            raise FoldingError(f"the activation {step.activation!r} is not supported")
+        operator, domain = ACTIVATIONS[step.activation]
+        return g.add(operator, [y], domain=domain)
 
-    def last_layer(self, i: int, x: str) -> str:
-        """A layer that computes the positions in focus."""
-        g, name = self.graph, f"layers.{i}."
-        entered, x = x, self.preceding_norm(g, name + "attention_norm", x)
-        key_value = self.inner_rows(g, self.product(g, name + "key_value", x))
-        entered, x = (g.add("Gather", [value, "focus"]) for value in (entered, x))
-        queries = self.product(g, name + "query_residual", x, "focus")
-        places = [
-            g.add("Gather", [self.inner_rows(g, queries), self.part_index("focus_spread", self.query_parts, 0)]),
-            *(g.add("Gather", [key_value, self.part_index("spread", 2, part)]) for part in (0, 1)),
-        ]
-        attended = self.attention(g, places, "focus_gathered", self.focus_bias)
-        return self.after_attention(g, name, attended, self.residual(g, queries, entered), entered, "focus")
+    def normed_sum(self, step: Multiply, residual: Place, norm: Norm) -> str:
+        """A product, a residual and a norm. One node computes the last two."""
+        inputs = [self.read(residual), self.product(step), *self.norm_vectors(norm)]
+        return self.graph.add("SkipLayerNormalization", inputs, domain=CONTRIB, epsilon=norm.epsilon)
 
-    def query_positions(self) -> tuple[str, str]:
-        """Returns the positions of the queries of all layers but the last, (1, S), and of those in focus, (B, F)."""
+    def normed(self, step: Norm) -> str:
+        inputs = [self.whole(step.x), *self.norm_vectors(step)]
+        return self.graph.add("LayerNormalization", inputs, axis=-1, epsilon=step.epsilon)
+
+    def norm_vectors(self, step: Norm) -> tuple[str, str]:
+        return self.vector(step.norm + ".weight"), self.vector(step.norm + ".bias")
+
+    def attended(self, step: Attend) -> str:
         g = self.graph
-        zero, one = (g.array(f"number.{i}", np.array(i)) for i in (0, 1))
-        size = g.add("Gather", [g.add("Shape", ["spread"]), one], axis=0)
-        every = g.add("Range", [zero, size, one], called="positions.all")
-        in_focus = g.add("Gather", ["positions", g.add("Gather", ["focus", "focus_spread"])])
-        return g.add("Unsqueeze", [every, g.array("axis.0", np.array([0]))]), in_focus
-
-    def attention_bias(self, positions: str) -> str:
-        """Returns the numbers to add to the scores, (1 or B, 1 or A, S or F, S), for queries at these positions."""
-        g, traits = self.graph, self.traits
-        last = g.add("Unsqueeze", [positions, _last(g)])
-        distances = g.add("Sub", ["positions.all", last])  # (B, F, S), from a query to a key
-        parts = []
-        if traits.position_bias is not None:
-            longest = len(self.folded.vectors["embeddings.position"])
-            columns = g.add("Add", [distances, g.array("distance.0", np.array(longest - 1))])
-            by_head = g.add("Gather", [self.vector(g, "position_bias"), columns], axis=1)  # (A, B, F, S)
-            parts.append(g.add("Transpose", [by_head], perm=(1, 0, 2, 3)))
-        if traits.causal:
-            after = g.add("Greater", [distances, g.array("number.0", np.array(0))])
-            values = (g.array(f"bias.{v}", np.array(v, np.float32)) for v in (np.finfo(np.float32).min, 0))
-            masked = g.add("Where", [after, *values])
-            parts.append(g.add("Unsqueeze", [masked, g.array("axis.1", np.array([1]))]))
-        return parts[0] if len(parts) == 1 else g.add("Add", parts)
-
-    def preceding_norm(self, g: Graph, name: str, x: str) -> str:
-        return self.layer_norm(g, name, x) if self.norm_first else x
-
-    def attention(self, g: Graph, places: list[str], gathered: str, bias: str) -> str:
-        """Query (scaled), key and value, (B, S, C) each, to (T, C)."""
-        inputs = [*places, "", "lengths", *([bias] if bias else [])]
+        query, key, value = (
+            self.laid_out(place, index)
+            for place, index in ((step.query, self.rows + "spread"), (step.key, "spread"), (step.value, "spread"))
+        )
         out = g.add(
             "MultiHeadAttention",
-            inputs,
+            [query, key, value, "", self.input("lengths"), *self.attention_bias(step)],
             domain=CONTRIB,
-            num_heads=self.traits.heads,
+            num_heads=step.heads,
             scale=1.0,
             mask_filter_value=float(np.finfo(np.float32).min),
         )
-        return g.add("Gather", [self.inner_rows(g, out), gathered])
+        rows = g.add("Reshape", [out, numbers(g, -1, step.value.width)])
+        return g.add("Gather", [rows, self.input(self.rows + "gathered")])
 
-    def residual(self, g: Graph, queries: str, x: str) -> str:
-        """The residual inside a layer: the part after the query if there is a bottleneck, or the hidden states."""
-        if not self.traits.bottleneck:
-            return x
-        width = self.folded.inner
-        start, stop = (g.array(f"columns.{at}", np.array([at])) for at in (width, 2 * width))
-        return g.add("Slice", [queries, start, stop, g.array("columns", np.array([1]))])
+    def laid_out(self, place: Place, index: str) -> str:
+        """Lays out columns as (B, S or F, width).
 
-    def after_attention(self, g: Graph, name: str, attended: str, residual: str, x: str, rows: str = "tokens") -> str:
-        """The part of a layer after attention. x (T, H) are the hidden states that entered the layer."""
-        y = self.add_and_norm(g, name + "output", attended, residual, rows)
-        for j in range(len(self.traits.feed_forward)):
-            network = f"{name}feed_forward.{j}."
-            entered = self.preceding_norm(g, network + "norm", y)
-            widened = self.activation(g, self.product(g, network + "inner", entered, rows), self.traits.activation)
-            y = self.add_and_norm(g, network + "outer", widened, y, rows)
-        return self.add_and_norm(g, name + "leave", y, x, rows) if self.traits.bottleneck else y
-
-    def pooled(self, x: str) -> str:
-        """The mean or the maximum of the tokens (T, H) of each position's sequence, (N, H)."""
-        g, shape = self.graph, self.graph.array("hidden_rows", np.array([-1, self.folded.hidden]))
-        places = g.add("Gather", [x, "spread"])  # (B, S, H)
-        second = g.array("second", np.array([1]))
-        if self.folded.pooling == "max":  # padding repeats the last token
-            return g.add("Gather", [g.add("ReduceMax", [places, second], keepdims=0), "owner"])
-        # The running sum adds the tokens in order, so that padding, which comes last, changes no bit.
-        sums = g.add("Reshape", [g.add("CumSum", [places, g.array("number.1", np.array(1))]), shape])
-        lengths = g.add("Cast", ["lengths"], to=7)
-        ends = g.add("CumSum", [lengths, g.array("number.0", np.array(0))])
-        last = g.add("Gather", [g.add("Sub", [ends, second]), "owner"])
-        counts = g.add("Cast", [g.add("Gather", [lengths, "owner"])], to=1)
-        total = g.add("Gather", [sums, g.add("Gather", ["gathered", last])])
-        return g.add("Div", [total, g.add("Unsqueeze", [counts, _last(g)])])
-
-    def head(self, x: str) -> str:
-        g, f = self.graph, self.folded
-        if "head.decoder" in f.products and "head.transform" not in f.products:
-            return self.product(g, "head.decoder", x, "focus")
-        if "head.decoder" in f.products:
-            x = self.activation(g, self.product(g, "head.transform", x, "focus"), f.head_activation)
-            return self.product(g, "head.decoder", self.layer_norm(g, "head.norm", x), "focus")
-        if "head.pooler" in f.products:
-            x = self.activation(g, self.product(g, "head.pooler", x, "focus"), f.head_activation)
-        if "head.output" in f.vectors:
-            output = Product(f.vectors["head.output"], f.vectors["head.output_bias"])
-            x = in_fp32(g, "head.output", output, x, "focus.zeros")
-        return self.activation(g, x, f.dense) if f.dense else x
-
-    def product(self, g: Graph, name: str, x: str, rows: str = "tokens") -> str:
-        return self.multiply(g, name, self.folded.products[name], x, rows + ".zeros")
-
-    def activation(self, g: Graph, x: str, name: str | None) -> str:
-        if name is None:
-            return x
-        operator, domain = ACTIVATIONS[name]
-        return g.add(operator, [x], domain=domain)
-
-    def add_and_norm(self, g: Graph, name: str, x: str, residual: str, rows: str) -> str:
-        """A product, the residual and the norm, unless the norms precede.
-
-        NoNorm is folded into the product, except for the residual's gain.
+        If the width divides the value's, its rows are split into parts of the width, and the gather takes one of them.
         """
-        y = self.product(g, name, x, rows)
-        if self.traits.norm == "no_norm":
-            return g.add("Add", [y, g.add("Mul", [residual, self.vector(g, name + ".gain")])])
-        if self.norm_first:
-            return g.add("Add", [residual, y])
-        inputs = [residual, y, *self.norm_vectors(g, name + ".norm")]
-        return g.add("SkipLayerNormalization", inputs, domain=CONTRIB, epsilon=self.folded.epsilon)
+        g, shared, width = self.graph, self.outermost, self.program.widths[place.value]
+        index, (part, rest) = self.input(index), divmod(place.first, place.width)
+        if place.width == width or rest or width % place.width:
+            return g.add("Gather", [self.read(place), index])
+        first = shared.add("Mul", [index, number(shared, width // place.width)])
+        parts = g.add("Reshape", [self.whole(place.value), numbers(g, -1, place.width)])
+        return g.add("Gather", [parts, shared.add("Add", [first, number(shared, part)])])
 
-    def layer_norm(self, g: Graph, name: str, x: str) -> str:
-        inputs = [x, *self.norm_vectors(g, name)]
-        return g.add("LayerNormalization", inputs, axis=-1, epsilon=self.folded.epsilon)
+    def attention_bias(self, step: Attend) -> list[str]:
+        """The numbers to add to the scores, (1 or B, 1 or A, S or F, S), or nothing."""
+        if step.bias is None and not step.causal:
+            return []
+        g = self.outermost
+        size = g.add("Gather", [g.add("Shape", [self.input("spread")]), number(g, 1)], axis=0)
+        keys = g.add("Range", [number(g, 0), size, number(g, 1)])
+        if self.rows:
+            in_focus = g.add("Gather", [self.input("focus"), self.input("focus_spread")])
+            queries = g.add("Gather", [self.input("positions"), in_focus])  # (B, F)
+        else:
+            queries = g.add("Unsqueeze", [keys, numbers(g, 0)])  # (1, S)
+        distances = g.add("Sub", [keys, g.add("Unsqueeze", [queries, numbers(g, -1)])])  # from a query to a key
+        parts = []
+        if step.bias is not None:
+            columns = g.add("Add", [distances, number(g, self.folded.positions - 1)])
+            by_head = g.add("Gather", [self.vector(step.bias), columns], axis=1)  # (A, B, F, S)
+            parts.append(g.add("Transpose", [by_head], perm=(1, 0, 2, 3)))
+        if step.causal:
+            after = g.add("Greater", [distances, number(g, 0)])
+            values = (g.array(f"bias.{v}", np.array(v, np.float32)) for v in (np.finfo(np.float32).min, 0))
+            parts.append(g.add("Unsqueeze", [g.add("Where", [after, *values]), numbers(g, 1)]))
+        return parts if len(parts) == 1 else [g.add("Add", parts)]
 
-    def norm_vectors(self, g: Graph, name: str) -> tuple[str, str]:
-        return self.vector(g, name + ".weight"), self.vector(g, name + ".bias")
-
-    def vector(self, g: Graph, name: str) -> str:
-        return g.array(name, self.folded.vectors[name].astype(np.float32))
-
-    def inner_rows(self, g: Graph, x: str) -> str:
-        """Reshapes a value to rows of the width inside a layer."""
-        return g.add("Reshape", [x, g.array("inner_rows", np.array([-1, self.folded.inner]))])
-
-    def part_index(self, index: str, parts: int, part: int) -> str:
-        """Turns an index of rows into the index of one of their `parts`, for rows that are split into parts."""
-        if parts == 1:
-            return index
-        key = index, parts, part
-        if key not in self.indices:
-            g = self.graph
-            first = g.add("Mul", [index, g.array(f"number.{parts}", np.array(parts))])
-            self.indices[key] = g.add("Add", [first, g.array(f"number.{part}", np.array(part))])
-        return self.indices[key]
+    def read_rows(self, step: Read) -> str:
+        g, x = self.graph, self.whole(step.x)
+        if step.how == "focus":
+            return g.add("Gather", [x, self.input("focus")])
+        owner, lengths = self.input("owner"), g.add("Cast", [self.input("lengths")], to=7)
+        places = g.add("Gather", [x, self.input("spread")])  # (B, S, width)
+        if step.how == "max":  # padding repeats the last token
+            return g.add("Gather", [g.add("ReduceMax", [places, numbers(g, 1)], keepdims=0), owner])
+        # The running sum adds the tokens in order, so that padding, which comes last, changes no bit.
+        shape = numbers(g, -1, self.program.widths[step.x])
+        sums = g.add("Reshape", [g.add("CumSum", [places, number(g, 1)]), shape])
+        ends = g.add("CumSum", [lengths, number(g, 0)])
+        last = g.add("Gather", [g.add("Sub", [ends, numbers(g, 1)]), owner])
+        total = g.add("Gather", [sums, g.add("Gather", [self.input("gathered"), last])])
+        counts = g.add("Cast", [g.add("Gather", [lengths, owner])], to=1)
+        return g.add("Div", [total, g.add("Unsqueeze", [counts, numbers(g, -1)])])

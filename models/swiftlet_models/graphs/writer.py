@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from swiftlet_models.graphs.protobuf import field, key, number_field, varint
 
-OPSET: Final = 20
+OPSET: Final = 21
 IR_VERSION: Final = 10
 CONTRIB: Final = "com.microsoft"  # the operators of ONNX Runtime
 CONTRIB_OPSET: Final = 1
@@ -32,13 +32,14 @@ class Graph:
         self._outer = outer
         self._nodes: list[bytes] = []
         self._arrays: dict[str, bytes] = {}
-        self._inputs: list[bytes] = []
+        self._values: dict[Any, str] = {}  # of nodes
+        self._inputs: dict[str, bytes] = {}
         self._outputs: list[bytes] = []
         self._names = 0
 
     def input(self, name: str, kind: str, rank: int) -> str:
-        """Declares an input with any size in every dimension. Returns its name."""
-        self._inputs.append(_value(name, kind, rank))
+        """Declares an input with any size in every dimension, unless the name exists. Returns its name."""
+        self._inputs[name] = _value(name, kind, rank)
         return name
 
     def output(self, name: str, kind: str, rank: int, value: str) -> None:
@@ -57,10 +58,15 @@ class Graph:
     def add(
         self, operator: str, inputs: Sequence[str], *, domain: str = "", called: str = "", **attributes: Attribute
     ) -> str:
-        """Adds a node with one output and returns its name. An empty name leaves out an optional input."""
-        name = called or f"{operator}.{self._next()}"
-        self._node(operator, inputs, name, domain, attributes)
-        return name
+        """Adds a node with one output, unless the graph has the same node, and returns the output's name.
+
+        An empty name leaves out an optional input.
+        """
+        node = operator, domain, *inputs, *attributes.items()
+        if node not in self._values:
+            self._values[node] = called or f"{operator}.{self._next()}"
+            self._node(operator, inputs, self._values[node], domain, attributes)
+        return self._values[node]
 
     def content(self) -> bytes:
         """Returns the graph as a protobuf message."""
@@ -80,7 +86,7 @@ class Graph:
         for array in self._arrays.values():
             yield key(5, 2) + varint(len(array))
             yield array
-        yield from (field(11, value) for value in self._inputs)
+        yield from (field(11, value) for value in self._inputs.values())
         yield from (field(12, value) for value in self._outputs)
 
     def _next(self) -> int:

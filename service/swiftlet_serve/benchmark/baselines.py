@@ -133,13 +133,18 @@ def _dtype(bits: str) -> torch.dtype:
 
 
 def _prepare_stock(network: Network) -> Path:
+    return stock(network.graph, network.artifact.path)
+
+
+def stock(graph: Path, folder: Path) -> Path:
+    """Quantises a graph in fp32 and returns the file, which is in `folder`."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    file, prepared = network.artifact.path / "stock.onnx", network.artifact.path / "prepared.onnx"
+    file, prepared = folder / "stock.onnx", folder / "prepared.onnx"
     if not file.exists():
         # torch exports weights that are transposed at run time. Without this step the quantiser leaves them in fp32.
-        quant_pre_process(network.graph, prepared, skip_symbolic_shape=True)
+        quant_pre_process(graph, prepared, skip_symbolic_shape=True)
         _untie(prepared)
         root = logging.getLogger()
         level = root.level

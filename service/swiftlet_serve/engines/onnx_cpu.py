@@ -26,8 +26,9 @@ import onnxruntime as ort
 from swiftlet_models import architectures
 from swiftlet_models.artifact import ONNX, Artifact, ArtifactError, check_self_contained
 from swiftlet_models.folding import Folded, FoldingError, fold_artifact
-from swiftlet_models.graphs.ragged import Multiply, in_fp32, of_int8, ragged
+from swiftlet_models.graphs.ragged import Multiplier, in_fp32, of_int8, ragged
 from swiftlet_models.graphs.reader import WeightsError, open_weights
+from swiftlet_models.graphs.writer import CONTRIB, Graph
 from swiftlet_serve.types import Batch, Cost, Engine, PaddedBatch, Row
 
 
@@ -70,7 +71,7 @@ class RaggedOnnx:
     cost: ClassVar[Cost] = Cost(padded=False, padded_attention=True, call_tokens=16, max_tokens=512, max_rows=64)
     runs_network: ClassVar[bool] = True
 
-    def __init__(self, folded: Folded, multiply: Multiply, threads: int) -> None:
+    def __init__(self, folded: Folded, multiply: Multiplier, threads: int) -> None:
         """Raises FoldingError if ONNX Runtime has no operator for the activation."""
         self._session = session(ragged(folded, multiply), threads)
         self._inputs = [value.name for value in self._session.get_inputs()]
@@ -100,7 +101,8 @@ def create(artifact: Artifact, threads: int) -> Engine:
     try:
         with open_weights(file) as weights:
             folded = fold_artifact(artifact, weights, 1)
-            return RaggedOnnx(folded, of_int8(folded) if manifest.precision == "int8" else in_fp32, threads)
+            is_int8 = manifest.precision == "int8"
+            return RaggedOnnx(folded, of_int8(folded, signed=adds_in_32_bits()) if is_int8 else in_fp32, threads)
     except WeightsError as error:
         if manifest.architecture in architectures.names():
             raise ArtifactError(f"{artifact.path.name}: {error}") from None
@@ -154,6 +156,21 @@ def session(model: Path | bytes, threads: int) -> ort.InferenceSession:
     """
     _register_arena()
     return ort.InferenceSession(model, _options(threads), providers=["CPUExecutionProvider"])
+
+
+@cache
+def adds_in_32_bits() -> bool:
+    """Whether ONNX Runtime multiplies signed weights exactly on this CPU.
+
+    With VNNI and with Arm's dot products, it adds products in 32 bits. With AVX2 or AVX-512 alone, it adds two in 16
+    bits, which saturate. A product of the largest numbers tells, for one row and for several, whose kernels differ.
+    """
+    graph = Graph()
+    weights = [graph.array("weights", np.full((64, 32), 127, np.int8)), graph.array("one", np.array(1, np.float32))]
+    product = graph.add("MatMulIntegerToFloat", [graph.input("x", "uint8", 2), *weights, "one"], domain=CONTRIB)
+    graph.output("y", "float32", 2, product)
+    largest = session(graph.file(), 1)
+    return all((largest.run(["y"], {"x": np.full((n, 64), 255, np.uint8)})[0] == 64 * 255 * 127).all() for n in (1, 9))
 
 
 @cache
