@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swiftlet_models.artifact import open_artifact
-from swiftlet_models.folding import FoldingError, Product
+from swiftlet_models.folding import Folded, FoldingError, Product
 from swiftlet_models.program import Attend, LookUp, Multiply, Norm, Place, Read, Step
 from swiftlet_serve.engines import native
 from swiftlet_serve.engines.native import Library, Native, quantise
@@ -26,7 +26,7 @@ from swiftlet_serve.engines.onnx_cpu import PaddedOnnx, RaggedOnnx
 from swiftlet_serve.inference.loading import BUNDLED
 from swiftlet_serve.types import Batch
 from swiftlet_serve.types.topk import NOTHING, Ranked, Ranking, Scored, log_probabilities, rank
-from swiftlet_serve.workers.hosted_model import host_model
+from swiftlet_serve.workers.hosted_model import EngineModel, host_model, run_batch
 from tests.support.artifact_fuzz import fuzz, sanitizer_environment
 from tests.support.artifacts import make_artifact
 from tests.support.native_kernels import (
@@ -385,6 +385,70 @@ def test_top_k_equals_numpy(pair, outputs, most, coarse, among):
     assert largest.tolist() == row[places].tolist()
     assert len(set(places.tolist())) == len(places)
     assert found[0].tobytes() == found[1].tobytes()
+
+
+FAMILIES = (("bert", "classify"), ("mobilebert", "fill-mask"), ("albert", "qa"), ("gpt2", "score"), ("mpnet", "qa"))
+
+
+def places_of(network: Folded) -> list[tuple[str, int]]:
+    """Returns a place in every vector, and in the bias of every product."""
+    arrays = {**network.vectors, **{name: product.bias for name, product in network.products.items()}}
+    # The middle of a position bias is that of the distance 0.
+    return [(name, POSITIONS - 1 if name == "position_bias" else 7 % array.size) for name, array in arrays.items()]
+
+
+def poisoned(network: Folded, name: str, at: int, wrong: float) -> Folded:
+    """Returns a network with a number that is not finite."""
+    group = "products" if name in network.products else "vectors"
+    given = vars(network)[group]
+    array = np.array(given[name].bias if group == "products" else given[name], np.float32, order="C")
+    array.reshape(-1)[at] = wrong
+    return replace(
+        network, **{group: {**given, name: Product(given[name].matrix, array) if group == "products" else array}}
+    )
+
+
+@pytest.mark.parametrize(("architecture", "task"), FAMILIES)
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_number_that_is_not_finite_reaches_the_outputs_from_every_step(pair, architecture, task, wrong, monkeypatch):
+    """As if memory had been damaged: loading refuses such parameters. Every position that is read is affected."""
+    monkeypatch.setattr(native, "_finite", partial(np.ascontiguousarray, dtype=np.float32))
+    network = folded(architecture, task)
+    bounded = {step.product for step in network.program if isinstance(step, Multiply) and step.activation == "tanh"}
+    batch = Batch.of([encoding(11, [0, 3], 1), encoding(24, [23], 2)])
+    for name, at in places_of(network):
+        if wrong == np.inf and name in bounded:
+            continue  # the hyperbolic tangent of infinity is 1
+        engine = Native(pair.library, poisoned(network, name, at, wrong))
+        for row in engine.run(batch):
+            finite = np.isfinite(row).all(1)
+            assert not finite.any(), name
+        engine.close()
+
+
+def test_sequence_with_a_number_that_is_not_finite_changes_no_other(monkeypatch):
+    """The position table is damaged at position 20, which only long sequences have."""
+    monkeypatch.setattr(native, "_finite", partial(np.ascontiguousarray, dtype=np.float32))
+    network = folded("bert", "qa")
+    batch = Batch.of([encoding(11, [0, 3], 1), encoding(24, [0, 23], 2), encoding(20, [19], 3)])
+    sound = Native(best(), network).run(batch)
+    model = EngineModel(Native(best(), poisoned(network, "embeddings.position", 20 * 64, np.nan)), 2)
+    first, second, third = run_batch(model, batch)
+
+    assert (first.tobytes(), third.tobytes()) == (sound[0].tobytes(), sound[2].tobytes())
+    assert second.code == "invalid_engine_output"
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [0, 15, 31, 40])
+def test_quantised_row_with_a_number_that_is_not_finite_gives_nan(pair, wrong, at):
+    x = np.ones((3, 48), np.float32)
+    x[1, at] = wrong
+    weight, one = np.ones((16, 48), np.int8), np.ones(16, np.float32)
+    out = multiply(pair.library, x, weight, one, one, ACTIVATION_CODES["relu"])
+
+    assert np.isnan(out[1]).all()
+    assert np.isfinite(out[[0, 2]]).all()
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])

@@ -93,7 +93,7 @@ struct Isa : Tiles {
         return each([&](int i) { return std::nearbyint(x.x[i]); });
     }
     static Floats multiply_by_power(Floats x, Floats n) {
-        return each([&](int i) { return std::ldexp(x.x[i], static_cast<int>(n.x[i])); });
+        return each([&](int i) { return std::ldexp(x.x[i], std::isnan(n.x[i]) ? 0 : static_cast<int>(n.x[i])); });
     }
     static Floats keep_first(Floats x, int n) {
         return each([&](int i) { return i < n ? x.x[i] : 0.0f; });

@@ -60,19 +60,25 @@ constexpr int max_inputs = [] {
 }();
 
 // Quantises k numbers: x * factor + shift, rounded. A number may be rounded to `lowest` - 1, or to the highest value + 1.
-// `store_quantised` saturates it if the type does not hold it.
+// `store_quantised` saturates it if the type does not hold it. Returns 0, or NaN if a number is not finite.
 template <class A = Isa>
-ALWAYS_INLINE void quantise_row(const float* x, int k, float factor, float shift, Quantised* q) {
-    const Floats by = Isa::broadcast(factor), plus = Isa::broadcast(shift);
-    const auto scaled = [&](int i) { return Isa::fma(Isa::load(x + i), by, plus); };
+ALWAYS_INLINE float quantise_row(const float* x, int k, float factor, float shift, Quantised* q) {
+    const Floats by = Isa::broadcast(factor), plus = Isa::broadcast(shift), zero = Isa::zero();
+    Floats not_finite = zero;
+    const auto scaled = [&](int i) {
+        const Floats v = Isa::load(x + i);
+        not_finite = Isa::fma(v, zero, not_finite);  // 0 times infinity or NaN is NaN
+        return Isa::fma(v, by, plus);
+    };
     int i = 0;
     if constexpr (A::stores_four)
         for (; i + 4 * lanes <= k; i += 4 * lanes)
             A::store_quantised(q + i, scaled(i), scaled(i + lanes), scaled(i + 2 * lanes), scaled(i + 3 * lanes));
     for (; i < k; i += lanes) Isa::store_quantised(q + i, scaled(i));
+    return Isa::sum_lanes(not_finite);
 }
 
-// Quantises rows. First the ranges of several rows, unless they are known, then their values: the CPU computes several
+// Quantises rows. If a number is not finite, the row's scale is NaN, and so is every product with the row. First the ranges of several rows, unless they are known, then their values: the CPU computes several
 // ranges at a time.
 inline void quantise(const float* x, int stride, int rows, int k, const QuantisedRows& to, const Ranges* known = nullptr) {
     constexpr int group_rows = 8;
@@ -99,8 +105,8 @@ inline void quantise(const float* x, int stride, int rows, int k, const Quantise
             to.offset[row] = to.scale[row] * zero_point[row - first];
         }
         for (int row = first; row < end; row++)
-            quantise_row(x + static_cast<std::size_t>(row) * stride, k, inverse[row - first], zero_point[row - first],
-                         to.q + static_cast<std::size_t>(row) * k);
+            to.scale[row] += quantise_row(x + static_cast<std::size_t>(row) * stride, k, inverse[row - first],
+                                          zero_point[row - first], to.q + static_cast<std::size_t>(row) * k);
     }
 }
 
@@ -162,7 +168,7 @@ __attribute__((noinline)) void multiply_tile(const QuantisedRows& x, int k, cons
             Floats v = Isa::fma(Isa::broadcast(-x.offset[r]), sums, bias);
             v = Isa::fma(Isa::to_floats(sum[r][c]), Isa::mul(scale, Isa::broadcast(x.scale[r])), v);
             if (epilogue.residual) v = Isa::fma(Isa::load(epilogue.residual + static_cast<std::size_t>(r) * epilogue.residual_stride + n), gain, v);
-            Isa::store(out + static_cast<std::size_t>(r) * stride + n, Isa::max(v, floor));
+            Isa::store(out + static_cast<std::size_t>(r) * stride + n, Isa::max(floor, v));  // of NaN, the second is returned
         });
     });
     for (int r = 0; r < R; r++) {

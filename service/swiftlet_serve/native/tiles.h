@@ -106,7 +106,7 @@ void finish_rows(const std::int32_t* sums, int rows, NextPanel& ahead, int lines
             v[c] = Isa::fma(minus, total[c], bias[c]);
             v[c] = Isa::fma(A::to_floats(A::load_sums(sums + r * block_columns + c * lanes)), Isa::mul(scale[c], by), v[c]);
             if constexpr (residual) v[c] = Isa::fma(Isa::load(from + c * lanes), gain[c], v[c]);
-            if constexpr (relu) v[c] = Isa::max(v[c], Isa::zero());
+            if constexpr (relu) v[c] = Isa::max(Isa::zero(), v[c]);  // of NaN, the second is returned
             Isa::store(to + c * lanes, v[c]);
         });
         if (ranged) {

@@ -25,7 +25,7 @@ inline int round_up(int n, int multiple) { return (n + multiple - 1) / multiple 
 // ---- element-wise functions
 
 ALWAYS_INLINE Floats exponential(Floats x) {
-    x = Isa::min(Isa::max(x, Isa::broadcast(-87.0f)), Isa::broadcast(88.0f));
+    x = Isa::min(Isa::broadcast(88.0f), Isa::max(Isa::broadcast(-87.0f), x));  // in this order NaN stays NaN
     const Floats log2e = Isa::broadcast(1.44269504f);
     Floats n = Isa::round(Isa::mul(x, log2e));
     Floats f = Isa::fma(x, log2e, Isa::sub(Isa::zero(), n));  // from -0.5 to 0.5
@@ -94,7 +94,9 @@ inline void layer_norm(float* x, int n, const float* weight, const float* bias, 
         squares = Isa::fma(d, d, squares);
     }
     low = high = Isa::zero();
-    const Floats inverse = Isa::broadcast(1.0f / __builtin_sqrtf(Isa::sum_lanes(squares) / static_cast<float>(n) + epsilon));
+    float variance = Isa::sum_lanes(squares) / static_cast<float>(n);
+    variance += variance - variance;  // the variance of huge numbers is infinite: NaN, and not a row of zeros
+    const Floats inverse = Isa::broadcast(1.0f / __builtin_sqrtf(variance + epsilon));
     for (int i = 0; i < n; i += lanes) {
         Floats d = Isa::mul(Isa::sub(Isa::load(x + i), mean), inverse);
         d = Isa::fma(d, Isa::load(weight + i), Isa::load(bias + i));
