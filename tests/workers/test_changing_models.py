@@ -29,7 +29,7 @@ def other(tmp_path) -> Path:
 
 
 async def ask_other(executor: ProcessExecutor, *tags: int) -> list[object]:
-    outcomes, _ = await executor.run("other@2", [encoding(tag) for tag in tags], PATIENCE_S)
+    outcomes = (await executor.run("other@2", [encoding(tag) for tag in tags], PATIENCE_S)).outcomes
     return [one.tolist() for one in outcomes]
 
 

@@ -18,7 +18,7 @@ async def test_thread_executor_runs_one_call_per_thread_at_the_same_time():
     assert not await executor.close(0)
     for call in calls:
         call.finish()
-    assert [[row.tolist() for row in outcomes] for outcomes, _ in await asyncio.gather(*running)] == [
+    assert [[row.tolist() for row in outcomes] for outcomes, *_ in await asyncio.gather(*running)] == [
         [row_of(tag).tolist()] for tag in range(2)
     ]
     assert await executor.close(0)

@@ -70,9 +70,9 @@ def test_connection_returns_a_result_that_arrives_in_pieces(piece):
                 assert not call.done()
                 worker.connection.data_received(message[at : at + piece])
 
-            outcomes, engine_s = await call
+            outcomes, engine_s, helped_s = await call
             assert np.array_equal(outcomes, [row_of(tag) for tag in tags])
-            assert engine_s == 0.25
+            assert (engine_s, helped_s) == (0.25, 0)
         assert worker.transport.sent == b"call" * 2
         assert worker.idle == [worker.connection] * 2
         assert worker.failures == 0
