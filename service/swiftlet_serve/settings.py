@@ -131,6 +131,12 @@ class Settings(BaseSettings):
         ge=1,
         description="Deadline of requests without an X-Request-Timeout-Ms header, in milliseconds.",
     )
+    call_timeout_s: float = Field(
+        10,
+        gt=0,
+        description="Time limit of an engine call, in seconds, after which its worker process is replaced. "
+        "A call that is predicted to take long has a longer limit, a multiple of the prediction.",
+    )
     client_rate_limit: float | None = Field(
         None,
         gt=0,

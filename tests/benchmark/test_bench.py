@@ -26,7 +26,7 @@ from tests.support.sentence_checkpoints import save_encoder
 def small_plan(tmp_path, monkeypatch):
     """A plan of one small network. One additional engine is not installed, and one does not support the network."""
 
-    def refuse(_):
+    def refuse(*_):
         raise Unsupported("it has no support")
 
     graph = small_networks.graph("albert", "classify")
@@ -40,7 +40,7 @@ def small_plan(tmp_path, monkeypatch):
     native = ENGINES["native"]
     monkeypatch.setitem(ENGINES, "absent", replace(native, packages=("a_package_that_does_not_exist",)))
     monkeypatch.setitem(ENGINES, "unsupported", replace(native, load=refuse))
-    return Plan((), {"albert": [(2, 5)]}, (), tmp_path / "no data", tmp_path / "runs", 0.0, memory=False)
+    return Plan((), {"albert": [(2, 5), (1, 5)]}, (), tmp_path / "no data", tmp_path / "runs", 0.0, memory=False)
 
 
 def test_bench_runs_engines_on_the_same_network_and_names_those_left_out(small_plan):
@@ -48,14 +48,16 @@ def test_bench_runs_engines_on_the_same_network_and_names_those_left_out(small_p
     names = ("native", "onnx_cpu", "ort_stock", "torch", "torch_bf16", "sentence_transformers", "absent", "unsupported")
     found = bench.bench(replace(small_plan, engines=names), lambda _: None)
 
-    assert [result.engine for result in found.results] == ["native", "onnx_cpu", "ort_stock", "torch", "torch_bf16"]
+    measured = ["native", "onnx_cpu", "ort_stock", "torch", "torch_bf16"]
+    assert [result.engine for result in found.results] == 2 * measured
     assert found.left_out == {
         "sentence_transformers": "albert-classify: it needs the checkpoint of the artifact",
         "absent": "a_package_that_does_not_exist is not installed",
         "unsupported": "albert-classify: it has no support",
     }
-    assert [result.error < 0.1 for result in found.results] == [True] * 5
+    assert [result.error < 0.1 for result in found.results] == [True] * 10
     assert found.results[3].error == 0 < found.results[4].error
+    assert [result.engine for result in found.all_cores] == ([] if found.setting.cores == 1 else measured)
     assert found.peak > 0
     assert found.texts == "built-in sentences"
     assert "absent is left out: a_package_that_does_not_exist is not installed." in report.text(found)

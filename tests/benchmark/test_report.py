@@ -29,6 +29,10 @@ def benchmark(**changes):
         results,
         (Memory("net", "native", 3 << 20, 7 << 20),),
         (Scaling("1×16", "native", Interval(1.97, 1.95, 1.99)),),
+        (
+            Result("1×384", "native", "native (kernel)", 1, 4_000_000, (0.002,) * 6, 2.0, 0.0123),
+            Result("1×384", "ort_stock", "stock", 1, 4_000_000, stock_rounds, 6.0, None),
+        ),
     )
     return replace(whole, **changes)
 
@@ -46,6 +50,7 @@ def test_tables_show_the_measurements():
     assert cells(text, "1×16", "stock")[2:] == ["333 (200 to 333)", "6.50", "17%", "–", "3.00× (3.00 to 5.00)"]
     assert cells(text, "1×16", "2") == ["1×16", "2", "6", "stock", "3.00× (3.00 to 5.00)"]
     assert cells(text, "1×16", "native") == ["1×16", "native", "1.97× (1.95 to 1.99)"]
+    assert cells(text, "1×384", "stock")[2:] == ["6.00 (6.00 to 10.00)", "3.00× (3.00 to 5.00)"]
     assert cells(text, "net", "native") == ["net", "native", "3.0", "7.0"]
     assert "openvino is left out: openvino is not installed." in text
 

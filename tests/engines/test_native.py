@@ -387,7 +387,7 @@ def test_top_k_equals_numpy(pair, outputs, most, coarse, among):
     assert found[0].tobytes() == found[1].tobytes()
 
 
-FAMILIES = (("bert", "classify"), ("mobilebert", "fill-mask"), ("albert", "qa"), ("gpt2", "score"), ("mpnet", "qa"))
+FAMILIES = (("bert", "classify"), ("mobilebert", "fill-mask"), ("gpt2", "score"), ("mpnet", "qa"))  # all kinds of steps
 
 
 def places_of(network: Folded) -> list[tuple[str, int]]:
@@ -409,7 +409,7 @@ def poisoned(network: Folded, name: str, at: int, wrong: float) -> Folded:
 
 
 @pytest.mark.parametrize(("architecture", "task"), FAMILIES)
-@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf], ids=str)
 def test_number_that_is_not_finite_reaches_the_outputs_from_every_step(pair, architecture, task, wrong, monkeypatch):
     """As if memory had been damaged: loading refuses such parameters. Every position that is read is affected."""
     monkeypatch.setattr(native, "_finite", partial(np.ascontiguousarray, dtype=np.float32))

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from dataclasses import replace
+from pathlib import Path
+from typing import get_args
 
+import pytest
+
+import swiftlet_models.ragged.operations
+import swiftlet_models.ragged.plan
+import tests.support.native_kernels
+from swiftlet_models.graphs import ragged
 from swiftlet_models.program import Attend, Block, Multiply, Norm, Place, Program, Read, Step, joined, reading_late
+from swiftlet_serve.engines import native
 
+EXECUTORS = (
+    native,
+    ragged,
+    swiftlet_models.ragged.operations,
+    swiftlet_models.ragged.plan,
+    tests.support.native_kernels,
+)
 WIDTHS = {"x": 8, "normed": 8, "query": 16, "key_value": 16, "attended": 8, "y": 8}
 NORM = Norm("normed", "x", "norm", 1e-5)
 KEY_VALUE, QUERY = Multiply("key_value", "normed", "key_value"), Multiply("query", "normed", "query")
@@ -49,3 +67,26 @@ def test_a_late_read_leaves_out_the_norm_that_was_repeated_for_it():
         assert reading_late(program(*steps, read)) == program(*steps, read)
     twice = Norm("x", "x", "norm", 1e-5)
     assert reading_late(program(twice, twice, read)) == program(twice, twice, read)
+
+
+@pytest.mark.parametrize("module", EXECUTORS, ids=lambda module: module.__name__)
+def test_every_executor_has_a_handler_for_every_step(module):
+    tree = ast.parse(Path(module.__file__).read_text())
+    handled = {
+        node.cls.id for node in ast.walk(tree) if isinstance(node, ast.MatchClass) and isinstance(node.cls, ast.Name)
+    }
+
+    assert {step.__name__ for step in get_args(Step)} <= handled
+
+
+def test_cpp_has_a_handler_for_every_step():
+    """The kinds are in the order of `Step`, whose places are their numbers."""
+    names = [re.sub(r"(?<!^)(?=[A-Z])", "_", step.__name__).lower() for step in get_args(Step)]
+    program, call = ((native.LIBRARIES / name).read_text() for name in ("program.h", "call.h"))
+    kinds = re.search(r"enum class Kind : int {(.*)}", program)
+
+    assert kinds is not None
+    assert sorted(kinds[1].replace(" ", "").split(",")) == sorted(names)
+    for name in names:
+        assert f"case Kind::{name}:" in program
+        assert f"case Kind::{name}:" in call

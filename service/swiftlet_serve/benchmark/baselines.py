@@ -46,7 +46,7 @@ class LoadedEngine(NamedTuple):
 
 class Load(Protocol):
     def __call__(self, network: Network, threads: int = 1) -> LoadedEngine:
-        """Loads a network. Raises Unsupported. `native` uses one thread for a call, even if it has more."""
+        """Loads a network. Raises Unsupported."""
         ...
 
 

@@ -1,10 +1,13 @@
-"""Compares CPU engines side by side on one core, in one run: `swiftlet bench`.
+"""Compares CPU engines side by side, in one run: `swiftlet bench`. Most cases run on one core.
 
 A case is a network and its batches: random ids in one batch or of mixed lengths, or real texts, one by one and in
 batches. Every round runs each engine, in a random order: other work on the machine affects all alike. A round
 runs as many passes over the batches as fit into a twentieth of a second, and at least one. Its result is the mean CPU
 time of a pass, which other work changes least. Engines are compared round by round: the speed-up is the median of the
 rounds' ratios, with the interval of its order statistics.
+
+Cases of one sequence run once more with all cores: each engine gets as many threads as there are, and wall-clock time
+counts.
 """
 
 from __future__ import annotations
@@ -65,6 +68,7 @@ class Benchmark:
     results: tuple[Result, ...]
     memory: tuple[Memory, ...]
     scaling: tuple[Scaling, ...]
+    all_cores: tuple[Result, ...]  # of calls with one sequence, on all cores
 
 
 def bench(plan: Plan, progress: Progress, advance: Callable[[int, int], None] = lambda *_: None) -> Benchmark:
@@ -84,6 +88,7 @@ def bench(plan: Plan, progress: Progress, advance: Callable[[int, int], None] = 
     results: list[Result] = []
     memory: list[Memory] = []
     scalings: list[Scaling] = []
+    all_cores: list[Result] = []
 
     def measure_peak() -> None:
         if library is not None:
@@ -96,7 +101,7 @@ def bench(plan: Plan, progress: Progress, advance: Callable[[int, int], None] = 
                 ENGINES[name].prepare(network)
                 if plan.memory and network.artifact.manifest.source == {"weights": "random"}:
                     memory.append(_memory(name, network))
-                engines[name] = ENGINES[name].load(network)
+                engines[name] = ENGINES[name].load(network, 1)
             except Unsupported as reason:
                 left_out[name] = f"{network.artifact.manifest.name}: {reason}"
         manifest = network.artifact.manifest
@@ -107,8 +112,14 @@ def bench(plan: Plan, progress: Progress, advance: Callable[[int, int], None] = 
             advance(done, len(cases))
         if setting.cores >= 2:
             scalings += _scalings(cases, engines, plan.seconds)
+            progress("lone sequences on all cores")
+            engines = {name: ENGINES[name].load(network, setting.cores) for name in engines}
+            for case in cases:
+                if all(len(batch) == 1 for batch in case.batches):
+                    all_cores += measure(case, engines, operations, plan.seconds, clock=time.perf_counter)
     kernel, peak = (library.kernel, max(peaks)) if library and peaks else (None, None)
-    return Benchmark(setting, kernel, peak, left_out, plan.text_source, tuple(results), tuple(memory), tuple(scalings))
+    measured = tuple(results), tuple(memory), tuple(scalings), tuple(all_cores)
+    return Benchmark(setting, kernel, peak, left_out, plan.text_source, *measured)
 
 
 def _peak(library: native.Library) -> float:

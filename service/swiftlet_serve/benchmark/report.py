@@ -50,6 +50,8 @@ def text(benchmark: Benchmark) -> str:
     parts = [_introduction(benchmark), _speeds(benchmark), _speed_ups(benchmark)]
     if benchmark.scaling:
         parts.append(_scaling(benchmark))
+    if benchmark.all_cores:
+        parts.append(_all_cores(benchmark))
     if benchmark.memory:
         parts.append(_memory(benchmark))
     return "\n\n".join(parts)
@@ -105,6 +107,22 @@ def _scaling(benchmark: Benchmark) -> str:
     return _table(["case", "engine", "two cores against one"], rows)
 
 
+def _all_cores(benchmark: Benchmark) -> str:
+    name = subject(benchmark)
+    cases: dict[str, list[Result]] = {}
+    for result in benchmark.all_cores:
+        cases.setdefault(result.case, []).append(result)
+    rows = []
+    for case, results in cases.items():
+        mine = next((result for result in results if result.engine == name), None)
+        for result in results:
+            wall = Interval.of([1e3 * seconds / result.rows for seconds in result.rounds])
+            times = f"{wall.value:.2f} ({wall.low:.2f} to {wall.high:.2f})"
+            faster = "–" if mine is None or result is mine else _ratio(speed_up(mine, result))
+            rows.append([case, result.title, times, faster])
+    return _table([f"one sequence on {benchmark.setting.cores} cores", "engine", "ms", f"{name} is faster by"], rows)
+
+
 def _memory(benchmark: Benchmark) -> str:
     rows = [
         [memory.network, memory.engine, f"{memory.file_bytes / MIB:.1f}", f"{memory.resident_bytes / MIB:.1f}"]
@@ -134,7 +152,7 @@ def write(benchmark: Benchmark, directory: Path, name: str = FILE_NAME) -> Itera
     """Writes tables, data and picture. Yields the path of each file."""
     directory.mkdir(parents=True, exist_ok=True)
     markdown, data, picture = (directory / f"{name}{suffix}" for suffix in (".md", ".json", ".png"))
-    markdown.write_text(f"# Engines side by side on one core\n\n{text(benchmark)}\n", "utf-8")
+    markdown.write_text(f"# Engines side by side\n\n{text(benchmark)}\n", "utf-8")
     yield markdown
     data.write_text(json.dumps(asdict(benchmark), indent=1, ensure_ascii=False) + "\n", "utf-8")
     yield data

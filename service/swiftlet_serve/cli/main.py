@@ -315,8 +315,9 @@ def bench(
     name: str,
     **settings: Any,
 ) -> None:
-    """Compares the installed CPU engines on one core, or with --device cuda ways to run --shape on a GPU.
+    """Compares the installed CPU engines, or with --device cuda ways to run --shape on a GPU.
 
+    The CPU engines run on one core, and those cases that have one sequence on all cores as well.
     The networks are those that --artifact and --shape name, or by default MobileBERT and ALBERT-base as released, with
     random weights, and three bundled models. Artifacts run on real text (SST-2, SQuAD, Wikipedia, STS-B), or on a few
     built-in sentences if the data folder does not exist. Embedding models also run batches of random ids. Needs the

@@ -68,7 +68,7 @@ class LocalRuntime(Runtime):
             SetupError: two models have the same name.
         """
         stats = RequestStats({})
-        self.dispatcher = Dispatcher(executor, stats=stats)
+        self.dispatcher = Dispatcher(executor, settings.call_timeout_s, stats=stats)
         self._executor = executor
         self._repository: Repository | None = None
         self._public: PublicPort | None = None
