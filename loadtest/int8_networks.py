@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from swiftlet_models.folding import Folded, Product
 from swiftlet_models.graphs.export import export
 from swiftlet_models.graphs.quantize import quantize
-from swiftlet_models.graphs.ragged import Multiplier, Network, in_fp32, in_int8, in_signed, of_int8
+from swiftlet_models.graphs.ragged import Multiplier, Network, Rows, in_fp32, in_int8, in_signed, of_int8
 from swiftlet_models.graphs.reader import block_of, pack
 from swiftlet_models.graphs.writer import CONTRIB, Graph
 from swiftlet_models.heads import Model
@@ -94,17 +94,17 @@ def ragged(multiply: Multiplier, change: Callable[[Folded], Folded] = lambda fol
 # Matrix products
 
 
-def in_blocks(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:
+def in_blocks(graph: Graph, name: str, product: Product, rows: Rows) -> str:
     """MatMulNBits: weights and activations with a scale for each block of 128."""
-    rows, columns = product.weight.shape
+    outputs, columns = product.weight.shape
     block = block_of(columns)
     if block is None:
-        return in_fp32(graph, name, product, x, zeros)
+        return in_fp32(graph, name, product, rows)
     weight, scale = pack(product.weight, block)
     parts: tuple[Array, ...] = (weight, scale, product.bias)
     arrays = [graph.array(f"{name}.{i}", array) for i, array in enumerate(parts)]
-    sizes = {"N": rows, "K": columns, "bits": 8, "block_size": block, "accuracy_level": 4}
-    return graph.add("MatMulNBits", [x, *arrays[:2], "", "", arrays[2]], domain=CONTRIB, **sizes)
+    sizes = {"N": outputs, "K": columns, "bits": 8, "block_size": block, "accuracy_level": 4}
+    return graph.add("MatMulNBits", [rows.x, *arrays[:2], "", "", arrays[2]], domain=CONTRIB, **sizes)
 
 
 def _signed(graph: Graph, name: str, product: Product) -> tuple[str, str, str]:
@@ -113,21 +113,21 @@ def _signed(graph: Graph, name: str, product: Product) -> tuple[str, str, str]:
     return graph.array(name + ".w", weight.T), graph.array(name + ".s", scale), graph.array(name + ".b", product.bias)
 
 
-def in_one_scale(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:  # noqa: ARG001  # a `Multiplier`
+def in_one_scale(graph: Graph, name: str, product: Product, rows: Rows) -> str:
     """DynamicQuantizeMatMul, as stock quantisation writes it. One scale for a batch makes rows depend on each other."""
     weight, scale, bias = _signed(graph, name, product)
     zero_points = graph.array(name + ".z", np.zeros(len(product.bias), np.int8))
-    return graph.add("DynamicQuantizeMatMul", [x, weight, scale, zero_points, bias], domain=CONTRIB)
+    return graph.add("DynamicQuantizeMatMul", [rows.x, weight, scale, zero_points, bias], domain=CONTRIB)
 
 
 def in_static(steps: Mapping[str, float]) -> Multiplier:
     """Multiplies with one fixed scale for each product's activations, from the largest value in calibration."""
 
-    def multiply(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:  # noqa: ARG001  # a `Multiplier`
+    def multiply(graph: Graph, name: str, product: Product, rows: Rows) -> str:
         weight, scale, bias = _signed(graph, name, product)
         step = graph.array(name + ".step", np.array(steps[name], np.float32))
         zero = graph.array("zero", np.array(128, np.uint8))
-        quantised = graph.add("QuantizeLinear", [x, step, zero])
+        quantised = graph.add("QuantizeLinear", [rows.x, step, zero])
         return graph.add("MatMulIntegerToFloat", [quantised, weight, step, scale, zero, "", bias], domain=CONTRIB)
 
     return multiply
@@ -139,11 +139,11 @@ def static(subject: Subject) -> Engine:
     largest: dict[str, float] = {}
     names: list[str] = []
 
-    def multiply(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:
-        maximum = graph.add("ReduceMax", [graph.add("Abs", [x])], keepdims=0)
+    def multiply(graph: Graph, name: str, product: Product, rows: Rows) -> str:
+        maximum = graph.add("ReduceMax", [graph.add("Abs", [rows.x])], keepdims=0)
         graph.output("seen." + name, "float32", 0, maximum)
         names.append(name)
-        return in_fp32(graph, name, product, x, zeros)
+        return in_fp32(graph, name, product, rows)
 
     call = ragged_call(Network(folded, multiply), ())
 

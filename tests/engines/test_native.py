@@ -628,7 +628,7 @@ WRONG_PROGRAMS: dict[str, Callable[[tuple[Step, ...]], tuple[Step, ...]]] = {
     "two reads": lambda steps: (*steps, Read("hidden", "hidden")),
     "a read of another width": lambda steps: (*without(steps, Read), Read("widened", "hidden")),
     "a value that nothing wrote": lambda steps: (Norm("normed", "inner", "embeddings.norm", 0.1), *steps),
-    "a value of all tokens behind the read": lambda steps: (*steps, Norm("attended", "key_value", "final_norm", 0.1)),
+    "a value of all tokens behind the read": lambda steps: (*steps, Multiply("widened", "key_value", "layers.0.output")),
     "no keys": lambda steps: tuple(step for step in steps if getattr(step, "out", None) != "key_value"),
     "keys behind the read": lambda steps: (*[s for s in steps if isinstance(s, Read)], *without(steps, Read)),
     "keys of another block": lambda steps: (replace(step_of(Attend), query=QUERY), *steps),

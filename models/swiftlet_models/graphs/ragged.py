@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +34,17 @@ from swiftlet_models.graphs.reader import ZERO, block_of, pack
 from swiftlet_models.graphs.writer import CONTRIB, Graph
 from swiftlet_models.program import WORDS, Attend, Block, LookUp, Multiply, Norm, Place, Read, Step, joined
 
-Multiplier = Callable[[Graph, str, Product, str, str], str]
-"""Adds the nodes of a product. Takes its name, its parameters, the value (T, K) and the zero points (T, 1) of its
-rows, and returns the value (T, N)."""
+
+class Rows(NamedTuple):
+    """The rows that a product multiplies."""
+
+    x: str  # the value (T, K)
+    zeros: str  # the zero points of the rows, (T, 1): 0 if no number is negative, or else ZERO
+    positive: bool  # whether no number is negative
+
+
+Multiplier = Callable[[Graph, str, Product, Rows], str]
+"""Adds the nodes of a product. Takes its name, its parameters and its rows, and returns the value (T, N)."""
 
 # The operators of the activations in `architectures.layers`, with their domains.
 ACTIVATIONS: Final[Mapping[str, tuple[str, str]]] = {
@@ -60,54 +68,56 @@ def ragged(folded: Folded, multiply: Multiplier) -> bytes:
     return Network(folded, multiply).build()
 
 
-def in_fp32(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:  # noqa: ARG001  # no zero points
+def in_fp32(graph: Graph, name: str, product: Product, rows: Rows) -> str:
     """Multiplies in fp32."""
-    return graph.add("Gemm", [x, *_floats(graph, name, product)], transB=1)
+    return graph.add("Gemm", [rows.x, *_floats(graph, name, product)], transB=1)
 
 
-def in_int8(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:
+def in_int8(graph: Graph, name: str, product: Product, rows: Rows) -> str:
     """Multiplies in 8 bits: weights with one scale per output, activations with one scale per token.
 
     Both are unsigned. If weights are signed, ONNX Runtime adds two products in 16 bits on a CPU that has no more than
     AVX2. 16 bits cannot hold 255 * 127 twice: on trained networks that cost more than one bit of all weights.
     """
     weight, scale = _by_output(product.matrix)
-    zero = graph.array("zero", np.array(ZERO, np.uint8))
-    return _in_8_bits(graph, name, product, x, zeros, (graph.array(name + ".int8", weight.T), scale), zero)
+    zero = graph.array(f"zero.{ZERO}", np.array(ZERO, np.uint8))
+    return _in_8_bits(graph, name, product, rows, (graph.array(name + ".int8", weight.T), scale), zero)
 
 
-def in_signed(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:
+def in_signed(graph: Graph, name: str, product: Product, rows: Rows) -> str:
     """Multiplies as `in_int8`, but with signed weights, for which CPUs have instructions that add in 32 bits."""
     weight, scale = _by_output(product.matrix)
     signed = (weight ^ ZERO).view(np.int8)
-    return _in_8_bits(graph, name, product, x, zeros, (graph.array(name + ".signed", signed.T), scale))
+    return _in_8_bits(graph, name, product, rows, (graph.array(name + ".signed", signed.T), scale))
 
 
 def _in_8_bits(
     graph: Graph,
     name: str,
     product: Product,
-    x: str,
-    zeros: str,
+    rows: Rows,
     weight: tuple[str, NDArray[np.float32]],
     *weight_zero: str,
 ) -> str:
-    columns = product.matrix.shape[1]
-    largest = graph.add("ReduceMax", [graph.add("Abs", [x]), numbers(graph, -1)], keepdims=1)  # (T, 1)
-    step = graph.add("Mul", [largest, graph.array("step", np.array(1 / 127, np.float32))])
+    x, zeros, positive = rows
+    columns, levels, middle = product.matrix.shape[1], 255 if positive else 127, 0 if positive else ZERO
+    largest = graph.add(
+        "ReduceMax", [x if positive else graph.add("Abs", [x]), numbers(graph, -1)], keepdims=1
+    )  # (T, 1)
+    step = graph.add("Mul", [largest, graph.array(f"step.{levels}", np.array(1 / levels, np.float32))])
     # A row is one block, because the scales of blocks may stay (T, 1) for the multiplication below.
     # A token of zeros has step 0. Its quantised values are undefined, but they are multiplied by 0.
     small = graph.add("QuantizeLinear", [x, step, zeros], axis=1, block_size=columns)
-    one, zero = graph.array("one", np.array(1, np.float32)), graph.array("zero", np.array(ZERO, np.uint8))
+    one, zero = graph.array("one", np.array(1, np.float32)), graph.array(f"zero.{middle}", np.array(middle, np.uint8))
     arrays = [weight[0], one, graph.array(name + ".scale", weight[1])]
     large = graph.add("MatMulIntegerToFloat", [small, *arrays, zero, *weight_zero], domain=CONTRIB)
     scaled = graph.add("Mul", [large, step])
     return graph.add("Add", [scaled, graph.array(name + ".bias", product.bias.astype(np.float32))])
 
 
-def in_mixed(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:
+def in_mixed(graph: Graph, name: str, product: Product, rows: Rows) -> str:
     """Multiplies the masked-LM head's word table in 8 bits, as `in_int8`, and all other products in fp32."""
-    return (in_int8 if name == "head.decoder" else in_fp32)(graph, name, product, x, zeros)
+    return (in_int8 if name == "head.decoder" else in_fp32)(graph, name, product, rows)
 
 
 def of_int8(folded: Folded, *, signed: bool) -> Multiplier:
@@ -161,6 +171,7 @@ class Network:
         self.outermost = Graph()  # nodes that do not depend on a layer are added here, so that loops do not repeat them
         self.graph = self.outermost  # of the current block
         self.columns: dict[Place, str] = {}  # of values, as they were computed
+        self.positive: set[str] = set()  # those of them without negative numbers
         self.rows = ""  # a prefix: "" for tokens, "focus_" for the positions that the head reads
 
     def build(self) -> bytes:
@@ -273,11 +284,13 @@ class Network:
 
     def product(self, step: Multiply) -> str:
         multiply = in_fp32 if step.exact else self.multiply
-        g, zero = self.outermost, self.outermost.array("zero", np.array(ZERO, np.uint8))
+        g, x = self.outermost, self.whole(step.x)
+        middle = 0 if x in self.positive else ZERO
+        zero = g.array(f"zero.{middle}", np.array(middle, np.uint8))
         rows = g.add("Unsqueeze", [self.input("focus" if self.rows else "positions"), numbers(g, -1)])
         shape = g.add("Shape", [rows])
-        zeros = g.add("Expand", [zero, shape], called="focus.zeros" if self.rows else "tokens.zeros")
-        return multiply(self.graph, step.product, self.folded.product(step.product), self.whole(step.x), zeros)
+        zeros = g.add("Expand", [zero, shape])
+        return multiply(self.graph, step.product, self.folded.product(step.product), Rows(x, zeros, not middle))
 
     def multiplied(self, step: Multiply) -> str:
         g, y = self.graph, self.product(step)
@@ -289,7 +302,10 @@ class Network:
         if step.activation not in ACTIVATIONS:
             raise FoldingError(f"the activation {step.activation!r} is not supported")
         operator, domain = ACTIVATIONS[step.activation]
-        return g.add(operator, [y], domain=domain)
+        y = g.add(operator, [y], domain=domain)
+        if step.activation == "relu":
+            self.positive.add(y)
+        return y
 
     def normed_sum(self, step: Multiply, residual: Place, norm: Norm) -> str:
         """A product, a residual and a norm. One node computes the last two."""
