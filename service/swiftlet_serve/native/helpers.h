@@ -39,6 +39,8 @@ class Tasks {
     virtual ~Tasks() = default;
 
     int left() const { return std::max(0, count() - next_.load(std::memory_order_relaxed)); }
+    // The most tasks that can run at the same time.
+    int widest() const { return widest_; }
 
     // Takes tasks until none is left, or until `leaves` says so between two tasks.
     template <class Leaves>
@@ -72,7 +74,10 @@ class Tasks {
 
    protected:
     // Adds a stage of some tasks.
-    void add_stage(int tasks) { ends_.push_back(count() + tasks); }
+    void add_stage(int tasks) {
+        ends_.push_back(count() + tasks);
+        widest_ = std::max(widest_, tasks);
+    }
     virtual void run(int stage, int task) = 0;
 
    private:
@@ -96,6 +101,7 @@ class Tasks {
     }
 
     std::vector<int> ends_;  // of the stages: the tasks up to there
+    int widest_ = 0;
     std::atomic<int> next_{0}, done_{0}, sleepers_{0};
     std::atomic<bool> failed_{false};
     std::exception_ptr failure_;
@@ -118,7 +124,7 @@ class Helpers {
     // Runs the tasks of a call, on this thread and on helpers. Throws what a task throws.
     void run(Tasks& call) {
         busy_++;
-        const bool shared = call.left() > 1 && cores_ > 1 && getpid() == process_;
+        const bool shared = call.widest() > 1 && cores_ > 1 && getpid() == process_;
         if (shared) offer(call);
         call.work([] { return false; });
         if (shared) withdraw(call);
@@ -135,7 +141,7 @@ class Helpers {
         const std::lock_guard<std::mutex> lock(mutex_);
         while (started_ < cores_ - 1 && start()) {}
         calls_.push_back(&call), offered_++;
-        for (int i = std::min(idle_cores(), call.left() - 1); i > 0; i--) called_.notify_one();
+        for (int i = std::min(idle_cores(), call.widest() - 1); i > 0; i--) called_.notify_one();
     }
     // No helper joins a call afterwards, and none is in it.
     void withdraw(Tasks& call) {
@@ -185,7 +191,7 @@ class Helpers {
     Tasks* most_left() const {
         Tasks* most = nullptr;
         for (Tasks* call : calls_)
-            if (call->left() > (most ? most->left() : 0)) most = call;
+            if (call->helpers + 1 < call->widest() && call->left() > (most ? most->left() : 0)) most = call;
         return most;
     }
     // Gives a core back if more threads work than there are cores: of several helpers, only as many as are too many.

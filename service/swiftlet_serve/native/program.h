@@ -232,10 +232,14 @@ class Program {
         for (int number = 0; number < static_cast<int>(segments.size()); number++) {
             const Segment& segment = segments[number];
             block += segment.starts_block;
-            const auto read = [&](int value, bool tokens_too = false) {
+            // Rows that an earlier segment wrote, all columns or some, stay until this segment.
+            const auto keep = [&](int value) {
                 const State& state = states[value];
-                require(state.filled == widths[value] && (tokens_too || state.reads == segment.reads));
                 if (state.segment != number) storage[value] = std::max(storage[value], state.block == block ? Storage::steps : Storage::call);
+            };
+            const auto read = [&](int value, bool tokens_too = false) {
+                require(states[value].filled == widths[value] && (tokens_too || states[value].reads == segment.reads));
+                keep(value);
             };
             for (int i = segment.first; i < segment.last; i++) {
                 const Step& s = steps[i];
@@ -243,7 +247,10 @@ class Program {
                 switch (s.kind) {
                     case Kind::look_up:
                         require(!segment.reads);
-                        if (s.adds) read(s.out);
+                        if (s.adds)
+                            read(s.out);
+                        else if (s.x.first)
+                            keep(s.out);
                         require(s.x.first <= out.filled || out.filled == widths[s.out]);
                         break;
                     case Kind::multiply:
