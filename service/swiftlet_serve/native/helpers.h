@@ -123,13 +123,13 @@ class Helpers {
 
     // Runs the tasks of a call, on this thread and on helpers. Throws what a task throws.
     void run(Tasks& call) {
+        const bool has_helpers = getpid() == process_;  // a process that was forked has none, and a lock nobody releases
         busy_++;
-        const bool shared = call.widest() > 1 && cores_ > 1 && getpid() == process_;
-        if (shared) offer(call);
+        const bool shared = has_helpers && cores_ > 1 && call.widest() > 1 && offer(call);
         call.work([] { return false; });
         if (shared) withdraw(call);
         busy_--;
-        if (offered_) wake_one();
+        if (has_helpers && offered_) wake_one();
         call.after_work();
         call.finish();
     }
@@ -137,11 +137,18 @@ class Helpers {
    private:
     Helpers() : process_(getpid()) {}
 
-    void offer(Tasks& call) {
+    // Lets helpers join a call. Returns false if there is no memory: the call then runs on its own thread.
+    bool offer(Tasks& call) {
         const std::lock_guard<std::mutex> lock(mutex_);
+        try {
+            calls_.push_back(&call);
+        } catch (const std::bad_alloc&) {
+            return false;
+        }
+        offered_++;
         while (started_ < cores_ - 1 && start()) {}
-        calls_.push_back(&call), offered_++;
         for (int i = std::min(idle_cores(), call.widest() - 1); i > 0; i--) called_.notify_one();
+        return true;
     }
     // No helper joins a call afterwards, and none is in it.
     void withdraw(Tasks& call) {
@@ -210,7 +217,7 @@ class Helpers {
         return cores;
     }
 
-    const pid_t process_;  // a process that was forked has none of the threads
+    const pid_t process_;
     std::atomic<int> cores_{1}, busy_{0}, offered_{0};
     int started_ = 0;
     std::vector<Tasks*> calls_;

@@ -44,13 +44,13 @@ class Model {
         products_.emplace_back(n, k, w, scale, bias);
     }
     void add_vector(std::size_t n, const float* x) {
-        require(n >= 1);
+        require(n >= 1 && n <= max_numbers);
         vectors_.emplace_back();
         std::memcpy(vectors_.back().reserve(n), x, n * sizeof(float));
     }
     void add_words(int n, int k, const std::int8_t* w, const float* scale) {
         require(n >= 1 && n <= max_size && k >= 1 && k <= max_size);
-        vocabulary_ = n, word_width_ = k;
+        vocabulary_ = n, word_width_ = k, shared_words_ = none;
         std::memcpy(words_.reserve(static_cast<std::size_t>(n) * k), w, static_cast<std::size_t>(n) * k);
         std::memcpy(word_scale_.reserve(n), scale, n * sizeof(float));
     }
