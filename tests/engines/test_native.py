@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from swiftlet_models.artifact import open_artifact
 from swiftlet_models.folding import Folded, FoldingError, Product
-from swiftlet_models.program import Attend, LookUp, Multiply, Norm, Place, Read, Step
+from swiftlet_models.program import WORDS, Attend, Block, LookUp, Multiply, Norm, Place, Program, Read, Step
+from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.engines import native
 from swiftlet_serve.engines.native import Library, Native, quantise
 from swiftlet_serve.engines.onnx_cpu import PaddedOnnx, RaggedOnnx
@@ -628,7 +629,10 @@ WRONG_PROGRAMS: dict[str, Callable[[tuple[Step, ...]], tuple[Step, ...]]] = {
     "two reads": lambda steps: (*steps, Read("hidden", "hidden")),
     "a read of another width": lambda steps: (*without(steps, Read), Read("widened", "hidden")),
     "a value that nothing wrote": lambda steps: (Norm("normed", "inner", "embeddings.norm", 0.1), *steps),
-    "a value of all tokens behind the read": lambda steps: (*steps, Multiply("widened", "key_value", "layers.0.output")),
+    "a value of all tokens behind the read": lambda steps: (
+        *steps,
+        Multiply("widened", "key_value", "layers.0.output"),
+    ),
     "no keys": lambda steps: tuple(step for step in steps if getattr(step, "out", None) != "key_value"),
     "keys behind the read": lambda steps: (*[s for s in steps if isinstance(s, Read)], *without(steps, Read)),
     "keys of another block": lambda steps: (replace(step_of(Attend), query=QUERY), *steps),
@@ -671,6 +675,21 @@ def test_native_refuses_a_program_that_contradicts_itself(name):
 
     with pytest.raises(ValueError, match="contradict each other"):
         Native(best(), replace(given, program=program))
+
+
+def test_columns_of_a_value_that_another_segment_wrote_are_kept():
+    """The second block fills the rest of a value, for more rows than a block of rows has."""
+    words = np.random.default_rng(0).standard_normal((9, 16)).astype(np.float32)
+    twice = Product(np.tile(np.eye(16, dtype=np.float32), 2), np.zeros(16, np.float32))
+    first = LookUp(Place("x", 0, 16), WORDS, "word")
+    rest = LookUp(Place("x", 16, 16), WORDS, "word"), Multiply("y", "x", "twice"), Read("y", "y")
+    program = Program((Block((first,)), Block(rest)), {"x": 32, "y": 16}, "y")
+    tables = {"embeddings.position": np.zeros((300, 16), np.float32)}
+    engine = Native(best(), Folded(program, 16, words, {"twice": twice}, tables))
+    ids = np.random.default_rng(1).integers(0, 9, 200)
+    (rows,) = engine.run(Batch.of([Encoding(ids, np.zeros(200, np.int64), np.arange(200))]))
+
+    assert np.abs(rows - 2 * words[ids]).max() < 0.1
 
 
 def test_native_refuses_more_inputs_than_its_sums_hold(monkeypatch):
