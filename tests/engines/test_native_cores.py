@@ -147,6 +147,7 @@ best().share_cores(8)
 network = Native(best(), folded("bert", "qa"))
 batch = Batch.of([encoding(40, [0], 1)])
 expected = network.run(batch)[0].tobytes()
+threads = len(os.listdir("/proc/self/task"))
 cores, wrong = sorted(os.sched_getaffinity(0)), 0
 for round in range(300):
     for task in os.listdir("/proc/self/task"):
@@ -166,7 +167,8 @@ for _ in range(100):
     wrong += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
 stop.set()
 thread.join()
-print(wrong, len(os.listdir("/proc/self/task")) <= 8 + threading.active_count() - 1, best().c.swiftlet_idle_cores())
+# The thread that has ended may still be in the list.
+print(wrong, len(os.listdir("/proc/self/task")) <= threads + 1, best().c.swiftlet_idle_cores())
 """
 
 
