@@ -409,22 +409,22 @@ def poisoned(network: Folded, name: str, at: int, wrong: float) -> Folded:
     )
 
 
-@pytest.mark.parametrize(("architecture", "task"), FAMILIES)
 @pytest.mark.parametrize("wrong", [np.nan, np.inf], ids=str)
-def test_number_that_is_not_finite_reaches_the_outputs_from_every_step(pair, architecture, task, wrong, monkeypatch):
+def test_number_that_is_not_finite_reaches_the_outputs_from_every_step(pair, wrong, monkeypatch):
     """As if memory had been damaged: loading refuses such parameters. Every position that is read is affected."""
     monkeypatch.setattr(native, "_finite", partial(np.ascontiguousarray, dtype=np.float32))
-    network = folded(architecture, task)
-    bounded = {step.product for step in network.program if isinstance(step, Multiply) and step.activation == "tanh"}
     batch = Batch.of([encoding(11, [0, 3], 1), encoding(24, [23], 2)])
-    for name, at in places_of(network):
-        if wrong == np.inf and name in bounded:
-            continue  # the hyperbolic tangent of infinity is 1
-        engine = Native(pair.library, poisoned(network, name, at, wrong))
-        for row in engine.run(batch):
-            finite = np.isfinite(row).all(1)
-            assert not finite.any(), name
-        engine.close()
+    # Emulated kernels are slow, and MobileBERT and MPNet have all that depends on the kernel.
+    for architecture, task in FAMILIES if pair.library is best() else FAMILIES[1::2]:
+        network = folded(architecture, task)
+        bounded = {step.product for step in network.program if isinstance(step, Multiply) and step.activation == "tanh"}
+        for name, at in places_of(network):
+            if wrong == np.inf and name in bounded:
+                continue  # the hyperbolic tangent of infinity is 1
+            engine = Native(pair.library, poisoned(network, name, at, wrong))
+            for row in engine.run(batch):
+                assert not np.isfinite(row).all(1).any(), (architecture, name)
+            engine.close()
 
 
 def test_sequence_with_a_number_that_is_not_finite_changes_no_other(monkeypatch):
