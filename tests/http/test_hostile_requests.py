@@ -148,18 +148,22 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("kind", ODD)
-def test_unusual_text_is_tokenized_as_fast_as_prose(kind, tokenizer):
-    def seconds(text: str) -> float:
-        times = []
-        for _ in range(5):
-            started = time.process_time()  # CPU time, which other processes do not affect
-            tokenizer.encode([text[: len(PROSE)]], 512)
-            times.append(time.process_time() - started)
-        return min(times)
+def seconds(text: str, tokenizer: Tokenizer) -> float:
+    """Returns the CPU time of a tokenization, which other processes do not affect."""
+    started = time.process_time()
+    tokenizer.encode([text[: len(PROSE)]], 512)
+    return time.process_time() - started
 
+
+@pytest.fixture(scope="module")
+def prose_seconds(tokenizer: Tokenizer) -> float:
+    return min(seconds(PROSE, tokenizer) for _ in range(5))
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_unusual_text_is_tokenized_as_fast_as_prose(kind, tokenizer, prose_seconds):
     # A tokenizer that takes quadratic time needs thousands of times as long.
-    assert seconds(ODD[kind]) <= 10 * seconds(PROSE) + 0.01
+    assert any(seconds(ODD[kind], tokenizer) <= 10 * prose_seconds + 0.01 for _ in range(5))
 
 
 def test_context_of_a_million_tokens_is_rejected(client):

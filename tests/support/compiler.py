@@ -21,7 +21,8 @@ STORE: Final = ROOT / "build/kernels"
 
 def compile_kernels(compiler: str, options: Sequence[str], to: Path) -> Path:
     """Writes what a compiler makes. It is a copy, because a process loads a file once, with its variables."""
-    key = hashlib.sha256("\0".join([_version(compiler), _sources(), *options]).encode()).hexdigest()[:20]
+    portable = [option.replace(str(ROOT), "") for option in options]  # a copy of `build` serves in another checkout
+    key = hashlib.sha256("\0".join([_version(compiler), _sources(), *portable]).encode()).hexdigest()[:20]
     stored = STORE / key
     if not stored.exists():
         STORE.mkdir(parents=True, exist_ok=True)

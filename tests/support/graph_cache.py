@@ -11,8 +11,10 @@ import hashlib
 import io
 import pickle
 from collections.abc import Callable
+from functools import cache
 from importlib import metadata
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Final
 
 import onnx
@@ -20,19 +22,28 @@ import torch
 
 from swiftlet_models.heads import Model
 from tests.support.paths import ROOT
+from tests.support.selection import closure, imports, module_file
 
-CODE: Final = ("models/swiftlet_models", "tests/support")
+CODE: Final = ("swiftlet_models.graphs.export", "swiftlet_models.heads")
+"""The modules that trace a network. The graphs depend on what these import, and on the architectures."""
 Trace = Callable[[Model], onnx.ModelProto]
 
 
 def directory() -> Path:
     """Returns the directory of the graphs that this code and these packages make."""
     code = hashlib.sha256(repr([metadata.version(name) for name in ("onnx", "onnxscript", "torch")]).encode())
-    for file in sorted(file for folder in CODE for file in (ROOT / folder).rglob("*.py")):
+    for file in sorted(_files()):
         code.update(file.read_bytes())
     path = ROOT / "build/graphs" / code.hexdigest()[:20]
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+@cache
+def _files() -> frozenset[Path]:
+    modules = {one for name in CODE for one in closure(name, imports)}
+    files = {file for one in modules if (file := module_file(one))}
+    return frozenset(files | set((ROOT / "models/swiftlet_models/architectures").glob("*.py")))
 
 
 def cached(trace: Trace, directory: Path) -> Trace:
@@ -59,7 +70,10 @@ def cached(trace: Trace, directory: Path) -> Trace:
 
 
 def structure(model: Model) -> str:
-    """Returns a hash of all that a network consists of, except its weights. Empty if it cannot be pickled."""
+    """Returns a hash of all that a network consists of, except its weights.
+
+    Empty if it cannot be pickled, or has code of this repository that `directory` does not depend on, as of a test.
+    """
     content = io.BytesIO()
     try:
         _StructurePickler(content).dump(model)
@@ -74,6 +88,12 @@ class _StructurePickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
         self._tensors: dict[int, int] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        module = obj.__module__ if isinstance(obj, type | FunctionType) else ""
+        if module.startswith(("swiftlet_", "tests")) and module_file(module) not in _files():
+            raise pickle.PicklingError(f"another file may define {obj}")
+        return NotImplemented
 
     def persistent_id(self, obj: Any) -> tuple[int, str, tuple[int, ...]] | None:
         if not isinstance(obj, torch.Tensor):

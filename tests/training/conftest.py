@@ -1,4 +1,8 @@
-"""Fixtures for the tests of training: a folder with a recipe, its data and its teacher, and trained models."""
+"""Fixtures for the tests of training: a folder with a recipe, its data and its teacher, and trained models.
+
+The fixtures import what trains: pytest imports this file in every process, also for tests that need no torch, and torch
+with all that trains takes ten seconds.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from swiftlet_models.artifact import Artifact
-from swiftlet_models.heads import Model
-from swiftlet_serve.offline.release import release
-from swiftlet_train import run_recipe as recipe_module
-from swiftlet_train.pretraining.pretrain import pretrain
-from swiftlet_train.run_recipe import load_recipe, run_recipe
-from tests.support.training import SILENT, make_workshop, tiny
+if TYPE_CHECKING:
+    from swiftlet_models.artifact import Artifact
+    from swiftlet_models.heads import Model
 
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with the recipe `tiny.toml`, its data, and a teacher that can be imported."""
+    from tests.support.training import make_workshop
+
     folder = tmp_path_factory.mktemp("project")
     make_workshop(folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -32,6 +35,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def pretrained(project: Path) -> Model:
     """The pre-trained model of the recipe. Its run is in the folder `runs/tiny` of the project."""
+    from swiftlet_train.pretraining.pretrain import pretrain
+    from swiftlet_train.run_recipe import load_recipe
+    from tests.support.training import SILENT
+
     recipe = load_recipe(str(project / "tiny.toml"))
     model, _ = pretrain(recipe, project / "data", project / "runs/tiny", SILENT)
     return model
@@ -40,17 +47,23 @@ def pretrained(project: Path) -> Model:
 @pytest.fixture(scope="session")
 def trained(project: Path) -> tuple[list[Artifact], list[str]]:
     """The recipe's artifacts and reports. The loss of int8 on so little data is random, and therefore not limited."""
+    from swiftlet_serve.offline.release import release
+    from swiftlet_train import run_recipe as recipe_module
+
     reports: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipe_module, "release", partial(release, max_loss=100))
         file, places = str(project / "tiny.toml"), (project / "data", project / "trained_runs", project / "out")
-        artifacts = run_recipe(file, (), *places, reports.append)
+        artifacts = recipe_module.run_recipe(file, (), *places, reports.append)
     return artifacts, reports
 
 
 @pytest.fixture(scope="session")
 def teacher_model(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
     """A pre-trained model with a wide bottleneck, like an IB-BERT."""
+    from swiftlet_train.pretraining.pretrain import pretrain
+    from tests.support.training import SILENT, tiny
+
     recipe = tiny(project)
     recipe = replace(recipe, config=recipe.config | {"intra_bottleneck_size": 64})
     model, _ = pretrain(recipe, project / "data", tmp_path_factory.mktemp("teacher"), SILENT)

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 
 from swiftlet_models.datasets import Question
 from swiftlet_train.examples.cloze import NAMES, YEARS, AnswerType, find_places
@@ -51,6 +50,8 @@ def _find_paragraphs(asked: Sequence[str], paragraphs: Sequence[str]) -> Iterato
     if not (vocabulary and paragraphs):
         yield from [np.arange(0)] * len(asked)
         return
+    from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer  # here, since it takes two seconds
+
     counter = CountVectorizer(vocabulary=vocabulary, token_pattern=STEM, lowercase=False, binary=True, dtype=np.float32)
     words, texts = (counter.transform(some) for some in (asked, paragraphs))
     rarities = TfidfTransformer(norm=None).fit(texts)

@@ -166,3 +166,14 @@ def test_structure_of_a_network_depends_on_everything_but_its_weights():
 
     assert len(structures) == 4
     assert structure(copy.deepcopy(one)) in structures
+
+
+class OfATest(nn.Linear):
+    """A layer whose code no stored graph's name depends on."""
+
+
+def test_networks_of_tests_have_no_stored_graph():
+    model = copy.deepcopy(network("bert", "qa"))
+    model.encoder.layers[0].query = OfATest(1, 1)
+
+    assert structure(model) == ""
