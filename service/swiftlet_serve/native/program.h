@@ -1,4 +1,4 @@
-// A network's program: its steps, and how they are divided into segments and stages.
+// A network's program: its steps, and how they are divided into segments.
 //
 // Python writes a program as numbers (`engines/native.py`; `swiftlet_models/program.py` has the meaning of the steps).
 // `Program` refuses whatever contradicts itself, so that no later code checks a number.
