@@ -16,7 +16,15 @@ CONNECTIONS = 24  # so many that all fronts get some: the chance that one gets n
 def processes(server: Process, module: str) -> list[int]:
     """Returns the ids of the server's processes that run a module, oldest first."""
     pids = process_tree(server.process.pid)
-    return [pid for pid in pids if module in Path(f"/proc/{pid}/cmdline").read_text()]
+    return [pid for pid in pids if module in _command(pid)]
+
+
+def _command(pid: int) -> str:
+    """Returns the command line of a process, or an empty text if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 async def ask_all(server: Process, *args: object, **kwargs: object) -> list[Response]:

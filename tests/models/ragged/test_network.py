@@ -284,11 +284,11 @@ class ScarceMemory:
         self.calls: list[int] = []
         self.taken = 0
         self._own = own
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
 
     def __call__(self, at: Layout) -> torch.Tensor:
         tokens = at.sizes.tokens
-        with self._lock:
+        with self.lock:
             self.calls.append(tokens)
             memory = Taken(self, tokens)
             if self.taken > self.most:
@@ -303,10 +303,12 @@ class Taken:
 
     def __init__(self, owner: ScarceMemory, tokens: int) -> None:
         self._owner, self._tokens = owner, tokens
-        owner.taken += tokens
+        with owner.lock:
+            owner.taken += tokens
 
     def __del__(self) -> None:
-        self._owner.taken -= self._tokens
+        with self._owner.lock:
+            self._owner.taken -= self._tokens
 
 
 def test_engine_splits_batches_that_the_memory_does_not_hold(caplog):
