@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from queue import SimpleQueue
@@ -156,6 +157,10 @@ class RaggedTorch(InParts):
         runner = self._runners.get()
         try:
             return self._compute_with(runner, batch)
+        except RuntimeError as error:
+            # The traceback holds the tensors of the failed call. They are free before another call gets the runner.
+            traceback.clear_frames(error.__traceback__)
+            raise
         finally:
             self._runners.put(runner)
 
