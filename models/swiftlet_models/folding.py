@@ -1,4 +1,4 @@
-"""Folding: a network as a program of few steps, and the parameters of the steps.
+"""Folding: turns a network into a program of steps, and computes the parameters of the steps.
 
 Every rewrite is exact:
 
@@ -211,7 +211,7 @@ class _Network:
         self.products: dict[str, Product] = {}
         self.vectors: dict[str, Array] = {}
         self.blocks: list[Block] = []
-        self.widths = {"hidden": sizes.hidden, "attended": sizes.inner, "widened": sizes.intermediate}
+        self.widths = {"hidden": sizes.hidden, "attended": sizes.inner}
         self.result = "hidden"
         self.norm_first = traits.norm_position == "before"
 

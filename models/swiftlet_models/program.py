@@ -148,10 +148,11 @@ def _may_join(first: Multiply, second: Multiply, result: str, others: Sequence[S
         return False
     if first.out in (first.x, second.out) or result in outputs:
         return False
-    return not any(_output(step) in outputs or getattr(step, "x", None) in outputs for step in others)
+    return not any(output(step) in outputs or getattr(step, "x", None) in outputs for step in others)
 
 
-def _output(step: Step) -> str:
+def output(step: Step) -> str:
+    """Returns the name of the value that a step computes."""
     return step.out.value if isinstance(step, LookUp) else step.out
 
 
@@ -191,4 +192,4 @@ def _is_there(step: Step, before: Sequence[Step]) -> bool:
     if not isinstance(step, Norm) or step not in before or step.out == step.x:
         return False
     since = before[before.index(step) + 1 :]
-    return {step.x, step.out}.isdisjoint(map(_output, since))
+    return {step.x, step.out}.isdisjoint(map(output, since))

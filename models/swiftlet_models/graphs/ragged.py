@@ -5,8 +5,8 @@ out as B rows of S, the longest sequence, and another gather takes them back. Af
 positions that the head reads are computed, at most F per sequence. A block that runs several times (ALBERT) is a loop,
 so that ONNX Runtime packs its weights once.
 
-Inputs, of which a graph has those that its steps need. All are int64 except `lengths`, which is int32
-(`ragged_inputs` of `swiftlet_serve/engines/onnx_cpu.py` makes them):
+A graph declares the inputs that its steps need. All are int64 except `lengths`, which is int32.
+`ragged_inputs` of `swiftlet_serve/engines/onnx_cpu.py` makes them:
 
     input_ids, token_type_ids, positions (T,)
     before, after (T,)      each token's neighbours in its sequence, T if there is none

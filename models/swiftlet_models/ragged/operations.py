@@ -182,7 +182,7 @@ def _attend(step: Attend, parameters: Parameters) -> Operation:
 
 
 def _attend_in_focus(step: Attend) -> Operation:
-    """Returns attention with the positions in focus as queries."""
+    """Returns an operation whose queries are the positions in focus."""
 
     def run(state: State) -> Tensor:
         at = state.at
@@ -234,7 +234,7 @@ def _embeddings(fused: Embeddings, parameters: Parameters) -> Operation:
 
 
 def _words(step: LookUp | Multiply, parameters: Parameters) -> Callable[[State], tuple[Tensor, Tensor | None]]:
-    """Returns a function that returns words (T, H), or a table and the rows of it to take."""
+    """Returns a function that gives words: their rows (T, H) and None, or a table and the ids of its rows."""
     if isinstance(step, LookUp):
         table = parameters.vector(step.table)
         return lambda state: (table, state.at.input_ids)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeGuard
 
-from swiftlet_models.program import Attend, Index, LookUp, Multiply, Norm, Place, Program, Read, Step
+from swiftlet_models.program import Attend, Index, LookUp, Multiply, Norm, Place, Program, Read, Step, output
 
 Widths = Mapping[str, int]
 
@@ -90,13 +90,8 @@ def plan(program: Program, fusions: tuple[Fusion, ...]) -> list[Planned]:
     return planned
 
 
-def output(step: Step) -> str:
-    """Returns the value that a step computes."""
-    return step.out.value if isinstance(step, LookUp) else step.out
-
-
 def inputs(step: Step) -> set[str]:
-    """Returns the values that a step reads."""
+    """Returns the names of the values that a step reads."""
     match step:
         case LookUp():  # it keeps other columns, or adds to its own
             return {step.out.value}

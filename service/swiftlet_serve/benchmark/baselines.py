@@ -46,7 +46,7 @@ class LoadedEngine(NamedTuple):
 
 class Load(Protocol):
     def __call__(self, network: Network, threads: int = 1) -> LoadedEngine:
-        """Loads a network. Raises Unsupported."""
+        """Loads a network. Raises Unsupported if the engine cannot run it."""
         ...
 
 

@@ -91,9 +91,6 @@ EXPORT int swiftlet_max_inputs() { return max_inputs; }
 // The cores that all calls of this process may use together. With more than one, idle cores help with calls.
 EXPORT void swiftlet_set_cores(int cores) { Helpers::instance().set_cores(cores); }
 
-// The cores that no call uses.
-EXPORT int swiftlet_idle_cores() { return Helpers::instance().idle_cores(); }
-
 // Creates a model from the numbers of its program, which `program.h` describes.
 EXPORT int swiftlet_create(const std::int32_t* program, std::int64_t size, Model** model) {
     return guarded([&] { return *model = new Model(program, size), ok; });
@@ -160,9 +157,12 @@ EXPORT int swiftlet_run(const Model* model, std::int64_t sequences, std::int64_t
 
 EXPORT void swiftlet_destroy(Model* model) { delete model; }
 
-// ---- for the tests: one kernel at a time
+// ---- for the tests
 
-// x is (rows, k); out is (rows, n rounded up to whole vectors).
+// The cores that no call uses.
+EXPORT int swiftlet_idle_cores() { return Helpers::instance().idle_cores(); }
+
+// The functions below run one kernel at a time. x is (rows, k); out is (rows, n rounded up to whole vectors).
 EXPORT int swiftlet_multiply(int rows, int n, int k, const float* x, const std::int8_t* w, const float* scale,
                              const float* bias, int activation, const float* residual, const float* gain, float* out) {
     return guarded([&] {
@@ -180,7 +180,7 @@ EXPORT int swiftlet_multiply(int rows, int n, int k, const float* x, const std::
 }
 
 // `bias` is null or (heads, 2 keys - 1 + lanes). `positions` (queries,) is null if query i is at position i. Keys and values
-// are packed in portions of `portion` rows, or as a whole if it is 0.
+// are packed `portion` times `packed_rows` rows at a time, or all at once if `portion` is 0.
 EXPORT int swiftlet_attend(int queries, int keys, int heads, int depth, const float* q, const float* k, const float* v,
                            const float* bias, int causal, const std::int64_t* positions, int portion, float* out) {
     return guarded([&] {

@@ -163,7 +163,7 @@ void pack_rows(Rows from, int rows, int n, float* to) {
 // Rows of keys and values that are packed together, beginning at a multiple of this in their sequence.
 constexpr int packed_rows = Isa::tiles ? 32 : Isa::floats_per_lane * lanes;
 
-// The memory of a sequence's packed keys and values, in floats. For each head: the transposed keys (width, all), then the
+// The layout of a sequence's packed keys and values, in floats. Each head has its transposed keys (width, all), then its
 // values (all / floats per lane, depth).
 struct Packed {
     int all;  // the keys, rounded up

@@ -13,8 +13,6 @@
 
 #pragma once
 
-#include <memory>
-
 #include "attention_tiles.h"
 #include "helpers.h"
 #include "model.h"
@@ -350,8 +348,8 @@ class Call::Worker {
         for (int i = first_; i < first_ + count_; i++, to += stride) std::memcpy(to, token(s.x.value, call_.index_[i]), stride * sizeof(float));
     }
 
-    // Computes the mean or the maximum of a sequence's tokens. They are added in order, so that the sums do not depend on the
-    // other sequences.
+    // Computes the mean or the maximum of a sequence's tokens. Tokens are added in order: a sum does not depend on other
+    // sequences.
     void pool(const Step& s) {
         const int width = program_.width(s.out), stride = program_.stride(s.out);
         float* to = rows(s.out);

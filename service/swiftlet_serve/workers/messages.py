@@ -20,9 +20,11 @@ from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.types import Batch, BatchResult, codec
 
 HEADER_BYTES: Final = 8
-_MESSAGE: Final = struct.Struct("<QqQQ")  # the header, and the first numbers of the body
-_HEAD: Final = struct.Struct("<qQQ")  # of a call
+# The first numbers of a body, and the same behind the header.
+_CALL: Final = struct.Struct("<qQQ")
+_CALL_MESSAGE: Final = struct.Struct("<QqQQ")
 _RESULT: Final = struct.Struct("<qQQQ")
+_RESULT_MESSAGE: Final = struct.Struct("<QqQQQ")
 
 
 def body_bytes(header: bytearray) -> int:
@@ -33,21 +35,20 @@ def body_bytes(header: bytearray) -> int:
 def pack_call(id_: int, model: int, encodings: Sequence[Encoding]) -> bytes:
     """Encodes a call as a message with its header."""
     sequences = codec.pack_sequences(encodings)
-    return _MESSAGE.pack(_HEAD.size + len(sequences), id_, model, len(encodings)) + sequences
+    return _CALL_MESSAGE.pack(_CALL.size + len(sequences), id_, model, len(encodings)) + sequences
 
 
 def unpack_call(body: bytearray) -> tuple[int, int, Batch]:
     """Decodes the body of a call into id, model index and batch. The batch's arrays are views of the body."""
-    id_, model, size = _HEAD.unpack_from(body)
-    return id_, model, codec.unpack_batch(body, size, _HEAD.size)
+    id_, model, size = _CALL.unpack_from(body)
+    return id_, model, codec.unpack_batch(body, size, _CALL.size)
 
 
 def pack_result(id_: int, result: BatchResult) -> bytes:
     """Encodes the result of a call as a message with its header."""
     rows = codec.pack_rows(result.outcomes)
     times = round(1e9 * result.engine_s), round(1e9 * result.helped_s)
-    head = _RESULT.pack(id_, *times, len(result.outcomes))
-    return (_RESULT.size + len(rows)).to_bytes(HEADER_BYTES, "little") + head + rows
+    return _RESULT_MESSAGE.pack(_RESULT.size + len(rows), id_, *times, len(result.outcomes)) + rows
 
 
 def unpack_result(body: memoryview) -> tuple[int, BatchResult]:
