@@ -29,8 +29,8 @@ import torch
 from loadtest.int8_networks import EQUIVALENT, FP32, VARIANTS, Subject
 from swiftlet_models.artifact import ONNX
 from swiftlet_models.folding import fold
-from swiftlet_models.graphs.reader import read_weights
 from swiftlet_models.heads import build
+from swiftlet_models.weights import read_weights
 from swiftlet_serve.benchmark.networks import VOCABULARY_SIZE, batch_of
 from swiftlet_serve.errors import Internal
 from swiftlet_serve.inference.loading import BUNDLED, LoadedModel, load_model

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from swiftlet_models.artifact import Head, Manifest
-from swiftlet_models.heads import build
+from swiftlet_models.heads import build, weights_of
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.benchmark.networks import RELEASED
 from swiftlet_serve.offline.release import Draft, release
@@ -55,7 +55,7 @@ def make_artifact(task: str, directory: Path, vocabulary: Path = VOCABULARY, sha
         config=config,
         source={"weights": "random"},
     )
-    release(Draft(model, tokenizer, manifest, {"summary": "Random weights."}), path)
+    release(Draft(weights_of(model), tokenizer, manifest, {"summary": "Random weights."}), path)
     return path
 
 

@@ -3,10 +3,12 @@
     my-model/
       manifest.json       description of the model, and the size and SHA-256 of every other file
       tokenizer.json      for the `tokenizers` library
-      model.onnx          the network, int8 or fp32, in one file
-      model.safetensors   optional: the fp32 weights, for the torch engine
+      weights.safetensors the parameters of the network, int8 or fp32
+      model.safetensors   optional: the parameters in fp32, for the torch engine
       golden.npz          golden answers: inputs and the fp32 network's outputs, replayed at start-up
       card.json           origin, and measured accuracy and latency
+
+In the first format, and for a network that no architecture describes, `model.onnx` holds the parameters and a graph.
 
 This module needs only the standard library, so any program can read an artifact without a runtime.
 """
@@ -38,14 +40,15 @@ Side = Literal["left", "right"]
 
 MANIFEST: Final = "manifest.json"
 TOKENIZER: Final = "tokenizer.json"
+WEIGHTS: Final = "weights.safetensors"
 ONNX: Final = "model.onnx"
 SAFETENSORS: Final = "model.safetensors"
 GOLDEN: Final = "golden.npz"
 CARD: Final = "card.json"
 
-FORMAT: Final = 1
+FORMATS: Final[Mapping[str, int]] = {WEIGHTS: 2, ONNX: 1}  # by the file of the parameters
 LATER: Final = ("embedding", "decisions", "languages", "reading")  # fields that manifests of older versions lack
-REQUIRED: Final = frozenset({TOKENIZER, ONNX, GOLDEN, CARD})
+REQUIRED: Final = frozenset({TOKENIZER, GOLDEN, CARD})  # and one of FORMATS
 OPTIONAL: Final = frozenset({SAFETENSORS})
 MAX_MANIFEST_BYTES: Final = 1 << 20
 MAX_BYTES: Final[Mapping[str, int]] = {TOKENIZER: 64 << 20, GOLDEN: 4 << 20, CARD: 1 << 20}
@@ -139,7 +142,7 @@ class Manifest:
     decisions: Decisions | None = None  # None: not calibrated, and nothing is mapped
     reading: Reading = Reading()
     languages: tuple[str, ...] = ()  # BCP 47 tags of the texts that the model was trained for; empty: not known
-    format: int = FORMAT
+    format: int = FORMATS[WEIGHTS]
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,11 @@ class Artifact:
         if name not in self.manifest.files:
             raise ArtifactError(f"{self.path.name}: this artifact has no {name}.")
         return self.path / name
+
+    @property
+    def weights(self) -> Path:
+        """The path of the file of the parameters."""
+        return self.path / next(name for name in FORMATS if name in self.manifest.files)
 
     def card(self) -> dict[str, Any]:
         """Returns the model's card: its origin and its measured accuracy and latency."""
@@ -236,7 +244,8 @@ def seal(path: Path, manifest: Manifest, card: Mapping[str, Any] | None = None) 
     if card is not None:
         (path / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", "utf-8")
     files = {entry.name: _measure(path, entry.name) for entry in sorted(path.iterdir())}
-    document = asdict(manifest) | {"files": {name: asdict(file) for name, file in files.items()}}
+    number = FORMATS[ONNX if ONNX in files else WEIGHTS]
+    document = asdict(manifest) | {"files": {name: asdict(file) for name, file in files.items()}, "format": number}
     (path / MANIFEST).write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", "utf-8")
     return open_artifact(path)
 
@@ -299,8 +308,8 @@ def _parse(document: object) -> Manifest:
     """
     if not isinstance(document, dict):
         raise ValueError("the document is not an object.")  # noqa: TRY004  # the caller handles ValueError only
-    if type(document.get("format")) is not int or document["format"] != FORMAT:
-        raise ValueError(f"the format is not {FORMAT}.")
+    if type(document.get("format")) is not int or document["format"] not in FORMATS.values():
+        raise ValueError(f"the format is not {' or '.join(map(str, sorted(FORMATS.values())))}.")
     names = {f.name for f in fields(Manifest)}
     for key in LATER:
         document.setdefault(key, [] if key == "languages" else None)
@@ -338,9 +347,10 @@ def _parse(document: object) -> Manifest:
     embedding = _parse_embedding(document["embedding"])
     check((embedding is not None) == (document["head"] == "embedding"), "embedding")
     files = document["files"]
-    for name in sorted(REQUIRED - set(files)):
+    required = REQUIRED | {name for name, number in FORMATS.items() if number == document["format"]}
+    for name in sorted(required - set(files)):
         raise ValueError(f"the list of files lacks {name}.")
-    for name in sorted(set(files) - REQUIRED - OPTIONAL):
+    for name in sorted(set(files) - required - OPTIONAL):
         raise ValueError(f"the list of files has the unknown name {name!r}.")
     for name, entry in files.items():
         check(

@@ -6,23 +6,22 @@ every tensor or lists it as ignored, checks every shape, and rejects by name eac
 
 from __future__ import annotations
 
-import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from swiftlet_models import architectures, sources
 from swiftlet_models.artifact import Embedding, Head, Outputs, Problem
-from swiftlet_models.errors import ModelError
-from swiftlet_models.heads import Model, build
+from swiftlet_models.checkpoint_tensors import PICKLE, SAFETENSORS, ConversionError, open_tensors, read_object
+from swiftlet_models.parameters import ParametersError, Sizes, check_sizes, configure, expected_parameters
+from swiftlet_models.tensors import Matrix, Weights, WeightsError, blocks
 
-SAFETENSORS: Final = "model.safetensors"
-PICKLE: Final = "pytorch_model.bin"
 TOKENIZER_FILES: Final = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -76,17 +75,17 @@ _PROBLEMS: Final[Mapping[str | None, Problem]] = {
 }
 
 
-class ConversionError(ModelError):
-    """Raised when a checkpoint cannot be converted exactly. The message is one sentence, which names the cause."""
-
-
 @dataclass(frozen=True)
 class ConvertedCheckpoint:
     """A converted checkpoint and its origin."""
 
-    model: Model
+    weights: Weights  # named as in `architectures.traits` and `heads`
     architecture: str
     config: Mapping[str, Any]
+    head: Head
+    width: int  # outputs per position
+    embedding: Embedding | None
+    positions: int  # the most tokens of a sequence
     labels: tuple[str, ...]
     problem: Problem | None
     ignored: tuple[str, ...]  # tensors of the source that the model does not use
@@ -124,6 +123,7 @@ def locate(source: str, revision: str | None = None) -> tuple[Path, dict[str, An
     return path, {"hub": source, "revision": path.name}  # the directory of a snapshot has the name of its commit
 
 
+@contextmanager
 def convert(
     directory: Path,
     head: Head,
@@ -132,12 +132,13 @@ def convert(
     source: Mapping[str, Any] | None = None,
     encoder_only: bool = False,
     embedding: Embedding | None = None,
-    parameters: Mapping[str, Tensor] | None = None,
-) -> ConvertedCheckpoint:
-    """Reads a transformers checkpoint as a model with this head. With `encoder_only`, the head stays untrained.
+    parameters: Weights | None = None,
+) -> Iterator[ConvertedCheckpoint]:
+    """Opens a transformers checkpoint as a network with this head. With `encoder_only`, it has no head yet.
 
-    `outputs` is the number of outputs per position. If it is "labels", the checkpoint lists the labels. `embedding`
-    describes the head `embedding`, whose `parameters` are not in the checkpoint.
+    The weights can be read within the block. `outputs` is the number of outputs per position. If it is "labels", the
+    checkpoint lists the labels. `embedding` describes the head `embedding`, whose `parameters` are not in the
+    checkpoint.
 
     Raises:
         ConversionError: a setting, tensor or shape is not supported, or a tensor that the head needs is missing.
@@ -147,38 +148,32 @@ def convert(
         raise ConversionError(refusal)
     architecture = str(settings["model_type"]).replace("-", "_")
     config = _translate_config(architecture, settings)
+    if configure(architecture, config).traits().embedding.token_types and config["type_vocab_size"] < 2:
+        raise ConversionError("config.json: type_vocab_size 1 has no token type for the second text of a pair.")
     labels, problem = _labels(settings) if outputs == "labels" else ((), None)
     if outputs == "labels" and not encoder_only:
         _check_kind(settings, head)
-    width = outputs if isinstance(outputs, int) else len(labels)
-    if parameters:
-        width = len(parameters["head.output.weight"])
-    try:
-        with torch.device("meta"):  # takes no memory, for any sizes in the configuration
-            shapes = build(architecture, config, head, width, embedding)
-    except ValueError as error:
-        raise ConversionError(f"config.json: {error}") from None
-    except (RuntimeError, TypeError, OverflowError):  # torch raises any of them for a size beyond 64 bits
-        raise ConversionError("config.json: the sizes are too large for any network.") from None
-    if shapes.encoder.config.traits().embedding.token_types and config["type_vocab_size"] < 2:
-        raise ConversionError("config.json: type_vocab_size 1 has no token type for the second text of a pair.")
     names = _TOKEN_LABELS if (head, outputs) == ("token", "labels") else ()
-    tensors = {**read_tensors(directory), **(parameters or {})}
-    try:
-        _load(shapes, architecture, head, names, tensors, encoder_only=encoder_only)
-    except _NoHead:
-        raise ConversionError(_missing_head(settings, head, outputs)) from None
-    model = build(architecture, config, head, width, embedding)
-    ignored = _load(model, architecture, head, names, tensors, encoder_only=encoder_only)
-    return ConvertedCheckpoint(
-        model=model.eval(),
-        architecture=architecture,
-        config=config,
-        labels=labels,
-        problem=problem if head == "classification" else None,
-        ignored=ignored,
-        source=source or {"directory": directory.resolve().name},
-    )
+    with open_tensors(directory) as tensors:
+        checkpoint = _Checkpoint(architecture, config, head, {**tensors, **(parameters or {})}, names)
+        try:
+            width = outputs if isinstance(outputs, int) else len(labels)
+            sizes = checkpoint.check(width, embedding, encoder_only=encoder_only)
+        except _NoHead:
+            raise ConversionError(_missing_head(settings, head, outputs)) from None
+        yield ConvertedCheckpoint(
+            weights=checkpoint.weights,
+            architecture=architecture,
+            config=config,
+            head=head,
+            width=sizes.outputs,
+            embedding=embedding,
+            positions=sizes.positions,
+            labels=labels,
+            problem=problem if head == "classification" else None,
+            ignored=tuple(checkpoint.ignored),
+            source=source or {"directory": directory.resolve().name},
+        )
 
 
 class _NoHead(Exception):  # `convert` says which task the checkpoint fits
@@ -209,25 +204,8 @@ def _check_kind(settings: Mapping[str, Any], head: Head) -> None:
         raise ConversionError("config.json: architectures names a token classifier, which does not classify texts.")
 
 
-def read_object(file: Path, kind: type = dict) -> Any:
-    """Reads a JSON object, or a value of another `kind`.
-
-    Raises:
-        ConversionError: the file is missing, no JSON, or of another kind.
-    """
-    try:
-        document = json.loads(file.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ConversionError(f"{file.name} is missing.") from None
-    except (OSError, ValueError, RecursionError):
-        raise ConversionError(f"{file.name} is not valid JSON.") from None
-    if not isinstance(document, kind):
-        raise ConversionError(f"{file.name} is not a JSON {'object' if kind is dict else 'array'}.")
-    return document
-
-
 def _translate_config(architecture: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    module = architectures.load(architecture)
+    module = architectures.describe(architecture)
     for key, only in module.FIXED.items():
         if settings.get(key, only) != only:
             raise ConversionError(f"config.json: {key} {settings[key]!r} is not supported, only {only!r}.")
@@ -261,140 +239,138 @@ def _labels(settings: Mapping[str, Any]) -> tuple[tuple[str, ...], Problem]:
     return labels, _PROBLEMS[problem]
 
 
-def read_tensors(directory: Path) -> dict[str, Tensor]:
-    """Reads all tensors of a checkpoint. Files are tried in the same order as in transformers.
+class _Checkpoint:
+    """The tensors of a checkpoint under the names of parameters.
 
-    Raises:
-        ConversionError: there is no file of tensors, or it cannot be read.
+    `names` are patterns of the head. They apply before the architecture's patterns.
     """
-    if (directory / SAFETENSORS).is_file():
-        return _read_safetensors(directory / SAFETENSORS)
-    if (directory / f"{SAFETENSORS}.index.json").is_file():
-        return _read_shards(directory / f"{SAFETENSORS}.index.json")
-    if (directory / PICKLE).is_file():
-        return _read_pickle(directory / PICKLE)
-    raise ConversionError(f"the checkpoint holds neither {SAFETENSORS} nor {PICKLE}.")
 
-
-def _read_safetensors(file: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(file)
-    except (SafetensorError, OSError, ValueError, KeyError):
-        raise ConversionError(f"{file.name} cannot be read as safetensors.") from None
-
-
-def _read_shards(index: Path) -> dict[str, Tensor]:
-    """Reads the tensors of several files. Each tensor must be in the file that the index names."""
-    weight_map = read_object(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
-        raise ConversionError(f"{index.name}: weight_map has an invalid value.")
-    shards = sorted(set(weight_map.values()))
-    if any(Path(shard).name != shard for shard in shards):
-        raise ConversionError(f"{index.name} names a file outside the checkpoint.")
-    tensors: dict[str, Tensor] = {}
-    for shard in shards:
-        for name, tensor in _read_safetensors(index.parent / shard).items():
-            if weight_map.get(name) != shard:
-                raise ConversionError(f"{index.name} does not place the tensor {name} in {shard}.")
-            tensors[name] = tensor
-    for name in sorted(weight_map.keys() - tensors.keys()):
-        raise ConversionError(f"the tensor {name} is not in {weight_map[name]}.")
-    return tensors
-
-
-def _read_pickle(file: Path) -> dict[str, Tensor]:
-    try:
-        # weights_only prevents code execution by the unpickler. The server never opens a pickle.
-        tensors: object = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # the unpickler raises errors of many types
-        raise ConversionError(f"{file.name} cannot be read as plain weights: {type(error).__name__}.") from None
-    if not isinstance(tensors, dict) or not all(
-        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items()
-    ):
-        raise ConversionError(f"{file.name} is not a mapping of names to tensors.")
-    return tensors
-
-
-def _load(
-    model: Model,
-    architecture: str,
-    head: Head,
-    own_names: Sequence[tuple[str, str]],
-    tensors: Mapping[str, Tensor],
-    *,
-    encoder_only: bool,
-) -> tuple[str, ...]:
-    """Copies the tensors into the model. Returns the sorted names of the ignored ones.
-
-    A model without memory, on the device `meta`, is only compared with the names and shapes of the tensors.
-    `own_names` are patterns of this head. They apply before the architecture's patterns.
-    """
-    module = architectures.load(architecture)
-    names = (*own_names, *module.NAMES)
-    state = model.state_dict()
-    transposed = [_rename(pattern, head, ()) for pattern in module.TRANSPOSED]
-    omitted = {_rename(name, head, ()) for name in getattr(module, "OMITTED", ())}
-    tensors = _split(tensors, getattr(module, "FUSED", ()))
-    placed: dict[str, str] = {}
-    ignored: list[str] = []
-    for name, tensor in sorted(tensors.items()):
-        parameter = _rename(name, head, names)
-        if parameter in state:
+    def __init__(
+        self,
+        architecture: str,
+        config: Mapping[str, Any],
+        head: Head,
+        tensors: Weights,
+        names: Sequence[tuple[str, str]],
+    ) -> None:
+        """Raises ConversionError if two tensors are one parameter, or a tensor cannot be split."""
+        module: Any = architectures.describe(architecture)
+        self.architecture, self.head = architecture, head
+        self.config = configure(architecture, config)
+        self.unread = (*_IGNORED, *module.UNREAD)
+        self.zeros = {_rename(name, head, ()) for name in getattr(module, "OMITTED", ())}
+        transposed = [_rename(pattern, head, ()) for pattern in module.TRANSPOSED]
+        self.weights: dict[str, Matrix] = {}
+        self.names: dict[str, str] = {}  # of the tensors, by parameter
+        self.ignored: list[str] = []
+        for name, tensor in sorted(_split(tensors, getattr(module, "FUSED", ())).items()):
+            parameter = _rename(name, head, (*names, *module.NAMES))
+            if parameter in self.weights:
+                raise ConversionError(f"the tensors {self.names[parameter]} and {name} name the same parameter.")
             if any(re.fullmatch(pattern, parameter) for pattern in transposed):
-                tensor = tensor.T
-            if parameter in placed:
-                raise ConversionError(f"the tensors {placed[parameter]} and {name} name the same parameter.")
-            if tensor.shape != state[parameter].shape:
-                expected, shape = tuple(state[parameter].shape), tuple(tensor.shape)
-                raise ConversionError(f"the tensor {name} has shape {shape}, not {expected}.")
-            if not tensor.is_floating_point():
-                raise ConversionError(f"the tensor {name} holds {tensor.dtype}, not floating-point numbers.")
-            if not state[parameter].is_meta:
-                state[parameter].copy_(tensor)
-                if not torch.isfinite(state[parameter]).all():  # a finite float64 may overflow float32
-                    raise ConversionError(f"the tensor {name} holds values that are not finite.")
-            placed[parameter] = name
-        elif (
-            not tensor.numel()
-            or parameter in _TIED
-            or any(re.search(pattern, parameter) for pattern in (*_IGNORED, *module.UNREAD))
-        ):
-            ignored.append(name)
-        else:
-            raise ConversionError(f"the tensor {name} is not part of {architecture}.")
-    found_or_zero = placed.keys() | omitted
-    for parameter in state:
-        if parameter.startswith("head.") and parameter not in found_or_zero and not encoder_only:
-            raise _NoHead
-        if parameter not in found_or_zero and not parameter.startswith("head."):
-            raise ConversionError(f"the parameter {parameter} is not in the checkpoint.")
-    for name in ignored:
-        tied = _TIED.get(_rename(name, head, names))
-        if (
-            tied is not None
-            and not state[tied].is_meta
-            and not torch.equal(tensors[name].to(state[tied].dtype), state[tied])
-        ):
-            raise ConversionError(f"the tensor {name} is not tied to {placed.get(tied, tied)}.")
-    return tuple(ignored)
+                tensor = np.ascontiguousarray(np.asarray(tensor).T)
+            self.weights[parameter], self.names[parameter] = tensor, name
+
+    def check(self, width: int, embedding: Embedding | None, *, encoder_only: bool) -> Sizes:
+        """Checks that the tensors are the network's parameters, and removes the others. Returns the network's sizes.
+
+        A width of 0 is what the parameters have.
+
+        Raises:
+            ConversionError: they are not.
+            _NoHead: a parameter of the head is missing.
+        """
+        shapes = {name: weight.shape for name, weight in self.weights.items()}
+        try:
+            expected, sizes = expected_parameters(self.config, shapes, None)
+            if not encoder_only:
+                table = self.table(embedding)
+                if table and table not in shapes.keys() | self.zeros:
+                    raise _NoHead
+                if table == "head.output.weight" and width:
+                    shapes[table] = width, self.config.hidden_size
+                expected, sizes = expected_parameters(self.config, shapes, self.head, embedding)
+        except ParametersError as error:
+            raise ConversionError(f"the weights do not fit config.json: {error}.") from None
+        for parameter in [name for name in self.weights if name not in expected]:
+            self.leave_out(parameter, encoder_only=encoder_only)
+        for parameter, shape in expected.items():
+            if parameter not in self.weights:
+                if parameter not in self.zeros:
+                    raise (
+                        _NoHead
+                        if parameter.startswith("head.")
+                        else ConversionError(f"the parameter {parameter} is not in the checkpoint.")
+                    )
+                self.weights[parameter] = np.zeros(shape, np.float32)
+            self.check_tensor(parameter, shape)
+        self.check_tied()
+        try:
+            check_sizes(self.config, sizes)
+        except ParametersError as error:
+            raise ConversionError(f"the weights do not fit config.json: {error}.") from None
+        return sizes
+
+    def table(self, embedding: Embedding | None) -> str | None:
+        """Returns the name of a matrix that the head must have; None if it has none of its own."""
+        match self.head:
+            case "masked_lm":
+                return "head.transform.weight"
+            case "causal_lm":
+                return None
+            case "embedding":
+                return "head.output.weight" if embedding and embedding.dense else None
+        return "head.output.weight"
+
+    def leave_out(self, parameter: str, *, encoder_only: bool) -> None:
+        """Removes a tensor that is no parameter. Raises ConversionError if it may change what the network computes."""
+        name, tensor = self.names[parameter], self.weights[parameter]
+        is_known = parameter in _TIED or any(re.search(pattern, parameter) for pattern in self.unread)
+        if math.prod(tensor.shape) and not is_known and not (encoder_only and parameter.startswith("head.")):
+            raise ConversionError(f"the tensor {name} is not part of {self.architecture}.")
+        self.ignored.append(name)
+        if parameter not in _TIED:
+            del self.weights[parameter]
+
+    def check_tensor(self, parameter: str, shape: tuple[int, ...]) -> None:
+        name, tensor = self.names.get(parameter, parameter), self.weights[parameter]
+        if tensor.shape != shape:
+            raise ConversionError(f"the tensor {name} has shape {tensor.shape}, not {shape}.")
+        if tensor.dtype.kind != "f":
+            raise ConversionError(f"the tensor {name} holds no floating-point numbers.")
+        try:
+            is_finite = all(np.isfinite(tensor[rows]).all() for rows in blocks(tensor))
+        except WeightsError:
+            is_finite = False
+        if not is_finite:
+            raise ConversionError(f"the tensor {name} holds values that are not finite.")
+
+    def check_tied(self) -> None:
+        """Checks that tensors which repeat a parameter are equal to it, and removes them."""
+        for copy, parameter in _TIED.items():
+            if copy not in self.weights:
+                continue
+            tensor, own = self.weights.pop(copy), self.weights.get(parameter)
+            if own is not None and (
+                tensor.shape != own.shape or not all(np.array_equal(tensor[rows], own[rows]) for rows in blocks(own))
+            ):
+                tied = self.names.get(parameter, parameter)
+                raise ConversionError(f"the tensor {self.names[copy]} is not tied to {tied}.")
 
 
-def _split(tensors: Mapping[str, Tensor], fused: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Tensor]:
+def _split(tensors: Weights, fused: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Matrix]:
     """Splits tensors that hold several parameters side by side. Each part gets the name of its parameter."""
-    parts: dict[str, Tensor] = {}
+    parts: dict[str, Matrix] = {}
     for name, tensor in tensors.items():
         names = [
             re.sub(pattern, part, name) for pattern, several in fused if re.search(pattern, name) for part in several
         ]
         if not names:
             parts[name] = tensor
-        elif not tensor.ndim or tensor.shape[-1] % len(names):
+        elif not tensor.shape or tensor.shape[-1] % len(names):
             raise ConversionError(f"the tensor {name} cannot be split into {len(names)} parameters.")
         else:
-            parts |= zip(names, tensor.chunk(len(names), -1), strict=True)
+            parts |= zip(names, np.split(np.asarray(tensor), len(names), -1), strict=True)
     return parts
 
 

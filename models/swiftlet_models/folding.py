@@ -33,10 +33,10 @@ two vectors, `weight` and `bias`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,48 +60,15 @@ from swiftlet_models.program import (
     Read,
     Step,
 )
+from swiftlet_models.tensors import Computed, Matrix, Weights
 
 Array = NDArray[np.floating[Any]]
 
-BLOCK_NUMBERS: Final = 1 << 20  # of a matrix to read at a time
 MULTIPLE: Final = 16  # the native engine needs widths that are multiples of its widest vector, 16 floats
 
 
 class FoldingError(ModelError):
     """Raised when folding does not support a network. The message is a clause that gives the reason."""
-
-
-class Matrix(Protocol):
-    """An array, or an object that reads like one: `matrix[start:stop]` has some rows, and `np.asarray(matrix)` all."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-    def __len__(self) -> int: ...
-    def __getitem__(self, rows: slice, /) -> Array: ...
-    def __array__(self) -> Array: ...
-
-
-Weights = Mapping[str, Matrix]
-
-
-@dataclass(frozen=True)
-class Computed:
-    """A matrix whose rows are computed each time they are read."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    rows: Callable[[slice], Array]
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: slice) -> Array:
-        return self.rows(rows)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # always a copy
-        return self.rows(slice(None)).astype(self.dtype if dtype is None else dtype, copy=False)
 
 
 @dataclass(frozen=True)
@@ -115,12 +82,6 @@ class Product:
     def weight(self) -> Array:
         """W as an array, which is not kept."""
         return np.asarray(self.matrix)
-
-
-def blocks(matrix: Matrix) -> Iterator[slice]:
-    """Yields spans of a matrix's rows: few enough rows in each to take little memory."""
-    step = max(1, BLOCK_NUMBERS // max(1, math.prod(matrix.shape[1:])))
-    yield from (slice(start, min(start + step, len(matrix))) for start in range(0, len(matrix), step))
 
 
 @dataclass

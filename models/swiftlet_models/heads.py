@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from swiftlet_models import architectures
 from swiftlet_models.architectures.layers import ACTIVATIONS, Config, Encoder
 from swiftlet_models.artifact import Embedding, Head, Pooling
+from swiftlet_models.convert import ConvertedCheckpoint
+from swiftlet_models.tensors import Weights
 
 
 class Classification(nn.Module):
@@ -173,6 +176,25 @@ def build(
     model = Model(encoder, layers)
     model.apply(_initialise)
     return model
+
+
+def load(converted: ConvertedCheckpoint) -> Model:
+    """Builds the network of a checkpoint. What the checkpoint lacks stays untrained.
+
+    Raises:
+        ValueError: as `build`.
+        WeightsError: a parameter cannot be read.
+    """
+    width = converted.width
+    model = build(converted.architecture, converted.config, converted.head, width, converted.embedding)
+    tensors = {name: torch.from_numpy(np.asarray(weight)) for name, weight in converted.weights.items()}
+    model.load_state_dict(tensors, strict=False)  # `convert` compared their names and shapes
+    return model.eval()
+
+
+def weights_of(model: Model) -> Weights:
+    """Returns the parameters of a network, which share its memory on a CPU."""
+    return {name: tensor.detach().cpu().numpy() for name, tensor in model.state_dict().items()}
 
 
 @torch.no_grad()

@@ -71,27 +71,51 @@ def check_parameters(
     traits = config.traits()
     if len(set(traits.layers)) * len(traits.feed_forward) > len(shapes):
         raise ParametersError("there are fewer parameters than the layers need")
-    expected = _Expected(config, traits, shapes)
-    expected.add_encoder()
-    expected.add_head("embedding" if embedding else head or _head_of(shapes), embedding)
-    for name in sorted(expected.shapes.keys() - shapes.keys()):
+    expected, sizes = expected_parameters(
+        config, shapes, "embedding" if embedding else head or _head_of(shapes), embedding
+    )
+    for name in sorted(expected.keys() - shapes.keys()):
         raise ParametersError(f"the parameter {name!r} is missing")
-    for name in sorted(shapes.keys() - expected.shapes.keys()):
+    for name in sorted(shapes.keys() - expected.keys()):
         raise ParametersError(f"the parameter {name!r} is unexpected")
-    for name, shape in expected.shapes.items():
+    for name, shape in expected.items():
         if shapes[name] != shape:
             raise ParametersError(f"the parameter {name!r} has the shape {shapes[name]}, expected {shape}")
-    sizes = expected.sizes()
+    check_sizes(config, sizes)
+    return sizes
+
+
+def expected_parameters(
+    config: Config, shapes: Shapes, head: Head | None, embedding: Embedding | None = None
+) -> tuple[dict[str, tuple[int, ...]], Sizes]:
+    """Returns the shapes of the parameters that a network must have, and its sizes, by the shapes of some parameters.
+
+    Without `head`, they are those of the encoder.
+
+    Raises:
+        ParametersError: a parameter that tells a size is missing, or the widths do not fit together.
+    """
+    expected = _Expected(config, config.traits(), shapes)
+    expected.add_encoder()
+    if head:
+        expected.add_head(head, embedding)
+    return expected.shapes, expected.sizes()
+
+
+def check_sizes(config: Config, sizes: Sizes) -> None:
+    """Raises ParametersError if a size of the parameters is not the one in the configuration."""
     for setting, size in (
         ("hidden_size", sizes.hidden),
         ("embedding_size", sizes.embedding),
         ("vocab_size", sizes.vocabulary),
+        ("intermediate_size", sizes.intermediate),
     ):
-        if getattr(config, setting) != size:
-            raise ParametersError(f"{setting} is {getattr(config, setting)}, but the parameters have {size}")
-    if sizes.inner % traits.heads:
-        raise ParametersError(f"{traits.heads} heads do not divide the width {sizes.inner}")
-    return sizes
+        if (stated := getattr(config, setting, size)) != size:
+            raise ParametersError(f"{setting} is {stated}, but the parameters have {size}")
+    if config.traits().embedding.token_types and getattr(config, "type_vocab_size", 0) != sizes.token_types:
+        raise ParametersError(f"type_vocab_size is not {sizes.token_types}, as in the parameters")
+    if sizes.inner % (heads := config.traits().heads):
+        raise ParametersError(f"{heads} heads do not divide the width {sizes.inner}")
 
 
 def token_types(manifest: Manifest) -> int | None:

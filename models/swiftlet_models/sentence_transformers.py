@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from swiftlet_models.artifact import Dense, Embedding, Pooling, Problem
+from swiftlet_models.checkpoint_tensors import ConversionError, open_tensors, read_object
 from swiftlet_models.checkpoint_tokenizer import read_limits
-from swiftlet_models.convert import ConversionError, read_object, read_tensors
+from swiftlet_models.tensors import Weights
 
 MODULES: Final = "modules.json"
 SETTINGS: Final = "config_sentence_transformers.json"
@@ -54,7 +54,7 @@ class SentenceEncoder:
     checkpoint: Path  # a directory of transformers
     embedding: Embedding
     max_tokens: int | None = None  # the token limit of a text; None: the network's
-    dense: Mapping[str, Tensor] = field(default_factory=dict)  # the parameters of the head
+    dense: Weights = field(default_factory=dict)  # the parameters of the head
 
 
 def is_encoder(directory: Path) -> bool:
@@ -135,7 +135,7 @@ def _pooling(directory: Path, *, has_prompts: bool) -> Pooling:
     return _POOLINGS[names[0]]
 
 
-def _dense(directory: Path) -> tuple[Dense, dict[str, Tensor]]:
+def _dense(directory: Path) -> tuple[Dense, Weights]:
     config = read_object(directory / "config.json")
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
@@ -143,12 +143,15 @@ def _dense(directory: Path) -> tuple[Dense, dict[str, Tensor]]:
     plain = config.get("module_input_name", "sentence_embedding") == "sentence_embedding"
     if config.get("use_residual") or not plain or config.get("module_output_name") not in (None, "sentence_embedding"):
         raise ConversionError("the Dense module has a residual or reads other features, which is not supported.")
-    tensors = read_tensors(directory)
-    weight = tensors.get("linear.weight")
-    if weight is None or weight.ndim != 2:
-        raise ConversionError("the Dense module has no matrix linear.weight.")
-    bias = tensors.get("linear.bias", torch.zeros(len(weight)))
-    return _ACTIVATIONS[activation], {"head.output.weight": weight, "head.output.bias": bias}
+    with open_tensors(directory) as tensors:
+        weight = tensors.get("linear.weight")
+        if weight is None or len(weight.shape) != 2:
+            raise ConversionError("the Dense module has no matrix linear.weight.")
+        bias = tensors.get("linear.bias", np.zeros(len(weight), np.float32))
+        return _ACTIVATIONS[activation], {
+            "head.output.weight": np.asarray(weight),
+            "head.output.bias": np.asarray(bias),
+        }
 
 
 def _prompts(directory: Path) -> tuple[dict[str, str], str | None]:

@@ -6,17 +6,16 @@ import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from swiftlet_models import artifact as artifacts
-from swiftlet_models.artifact import CARD, GOLDEN, MANIFEST, ONNX, TOKENIZER, Artifact, Manifest
-from swiftlet_models.graphs.export import export, golden
-from swiftlet_models.graphs.quantize import quantize
-from swiftlet_models.heads import Classification
+from swiftlet_models.artifact import CARD, GOLDEN, MANIFEST, TOKENIZER, WEIGHTS, Artifact, Manifest
+from swiftlet_models.heads import Classification, weights_of
+from swiftlet_models.weights import save_weights
 from swiftlet_serve.machine.cores import usable_cores
-from swiftlet_serve.offline.release import golden_encodings
+from swiftlet_serve.offline.release import Draft, golden, golden_encodings
 from swiftlet_serve.tasks import qa
 from swiftlet_serve.types import Batch
 from swiftlet_serve.workers.hosted_model import host_model
@@ -86,9 +85,11 @@ def _write(directory: Path, teacher: FinetunedTeacher) -> Artifact:
         config=dict(vars(config)),
         source={},
     )
-    answers: dict[str, Any] = golden(model, golden_encodings(teacher.tokenizer, manifest))
+    draft = Draft(weights_of(model), teacher.tokenizer, manifest, {})
+    encodings = golden_encodings(teacher.tokenizer, manifest)
+    answers = golden(encodings, draft.answers(encodings))
     teacher.tokenizer.save(directory / TOKENIZER)
-    (directory / ONNX).write_bytes(quantize(export(model)).SerializeToString(deterministic=True))
+    save_weights(directory / WEIGHTS, draft.weights, "int8")
     np.savez_compressed(directory / GOLDEN, **answers)
     (directory / CARD).write_text("{}\n", "utf-8")
     return artifacts.seal(directory, manifest)

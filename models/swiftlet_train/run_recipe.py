@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from swiftlet_models.artifact import TOKENIZER, Artifact, Manifest, open_artifact
-from swiftlet_models.convert import ConversionError
-from swiftlet_models.heads import Model
+from swiftlet_models.checkpoint_tensors import ConversionError
+from swiftlet_models.heads import Model, weights_of
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import engines, plugins, tasks
 from swiftlet_serve.engines.torch import load_network
@@ -87,7 +87,7 @@ def run_recipe(
                 initial_model=_load_initial_model(recipe.finetuning[stage], tokenizer),
             )
         card = _card(recipe, name) | {"compute": {"machine": processor(), "stages": _compute(recipe, name, runs)}}
-        draft = Draft(model, tokenizer, _manifest(recipe, name, model, tokenizer), card)
+        draft = Draft(weights_of(model), tokenizer, _manifest(recipe, name, model, tokenizer), card)
         artifacts.append(
             release(
                 draft,

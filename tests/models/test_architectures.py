@@ -17,7 +17,6 @@ from torch import nn
 
 from swiftlet_models import architectures
 from swiftlet_models.architectures import albert, bert, layers
-from swiftlet_models.convert import convert
 from swiftlet_models.heads import Model
 from tests.support.checkpoints import (
     AUTO,
@@ -29,6 +28,7 @@ from tests.support.checkpoints import (
     Shape,
     Task,
     conversion,
+    convert,
     our_rows,
     randomise,
     reference,

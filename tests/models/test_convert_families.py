@@ -9,9 +9,8 @@ import pytest
 import torch
 import transformers
 
-from swiftlet_models.convert import convert
 from tests.models.test_convert import edit_config, edit_tensors, error_message, save
-from tests.support.checkpoints import HEADS, SMALL, TASKS, Task, our_rows, reference_rows, relative_error, rows
+from tests.support.checkpoints import HEADS, SMALL, TASKS, Task, convert, our_rows, reference_rows, relative_error, rows
 
 FAMILIES = ("roberta", "xlm-roberta", "camembert", "electra", "distilbert")
 WORDS = {

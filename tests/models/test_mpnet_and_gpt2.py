@@ -16,13 +16,15 @@ from torch import Tensor
 
 from swiftlet_models.architectures import gpt2, mpnet
 from swiftlet_models.architectures.layers import causal_bias, position_bias
-from swiftlet_models.convert import ConversionError, ConvertedCheckpoint, convert
+from swiftlet_models.checkpoint_tensors import ConversionError
+from swiftlet_models.convert import ConvertedCheckpoint
 from tests.support.checkpoints import (
     HEADS,
     Rows,
     Shape,
     Task,
     conversion,
+    convert,
     our_rows,
     reference,
     relative_error,

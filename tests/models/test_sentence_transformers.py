@@ -12,7 +12,7 @@ import pytest
 from torch import nn
 
 from swiftlet_models.artifact import Artifact, Embedding, Pooling
-from swiftlet_models.convert import ConversionError
+from swiftlet_models.checkpoint_tensors import ConversionError
 from swiftlet_models.sentence_transformers import MODULES, SETTINGS, read_encoder
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.loading import load_model

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from swiftlet_models.convert import ConversionError, convert
-from tests.support.checkpoints import HEADS, SMALL, Task, conversion, our_rows, reference, reference_rows, rows
+from swiftlet_models.checkpoint_tensors import ConversionError
+from tests.support.checkpoints import HEADS, SMALL, Task, conversion, convert, our_rows, reference, reference_rows, rows
 from tests.support.checkpoints import relative_error as error
 
 NAMES = ("bert", "albert", "mobilebert", "mobilebert-pooler", "roberta", "electra", "distilbert")

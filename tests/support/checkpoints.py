@@ -9,17 +9,20 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from swiftlet_models import convert as product
 from swiftlet_models.artifact import Head, Outputs
-from swiftlet_models.convert import ConvertedCheckpoint, convert
-from swiftlet_models.heads import Model, build
+from swiftlet_models.convert import ConvertedCheckpoint
+from swiftlet_models.heads import Model, build, load
 
 Task = Literal["classify", "qa", "fill-mask", "score", "entities", "zero-shot"]
 TASKS: Final[tuple[Task, ...]] = ("classify", "qa", "fill-mask")
@@ -241,7 +244,23 @@ def reference(shape: Shape, task: Task, *, pad_is_zero: bool = True, **more: Any
     return model
 
 
-def conversion(model: Any, task: Task) -> ConvertedCheckpoint:
+@dataclass(frozen=True)
+class Converted(ConvertedCheckpoint):
+    """A converted checkpoint in memory, with its network."""
+
+    @cached_property
+    def model(self) -> Model:
+        return load(self)
+
+
+def convert(directory: Path, head: Head, outputs: Outputs = "labels", **options: Any) -> Converted:
+    """Converts a checkpoint, and reads its weights."""
+    with product.convert(directory, head, outputs, **options) as opened:
+        weights = {name: np.asarray(weight) for name, weight in opened.weights.items()}
+        return Converted(**vars(opened) | {"weights": weights})
+
+
+def conversion(model: Any, task: Task) -> Converted:
     """Converts the checkpoint that transformers writes for a model."""
     with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory)

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from safetensors.numpy import save_file
 
 from swiftlet_models.architectures import describe
-from swiftlet_models.artifact import CARD, GOLDEN, MANIFEST, ONNX, TOKENIZER, Embedding, Manifest
-from swiftlet_models.graphs.quantize import MIN_ROWS
-from swiftlet_models.graphs.reader import INT8, SCALE, block_of, pack
-from swiftlet_models.graphs.writer import Graph
+from swiftlet_models.artifact import CARD, GOLDEN, MANIFEST, TOKENIZER, WEIGHTS, Embedding, Manifest
+from swiftlet_models.tensors import block_of, pack
+from swiftlet_models.weights import INT8, MIN_ROWS, SCALE
 from tests.support.artifacts import HEADS, LABELS, VOCABULARY, make_tokenizer
 from tests.support.network_sizes import CONFIGS, POSITIONS
 
@@ -126,25 +126,17 @@ def hostile(seed: int) -> Hostile:
 def write(artifact: Hostile, directory: Path, seed: int) -> None:
     """Writes the files of an artifact. Half of its seeds also damage the content of files."""
     draw = random.Random(~seed)
-    graph = Graph()
-    for name, array in artifact.weights.items():
-        if array.ndim == 2 and len(array) >= MIN_ROWS and array.size and (block := block_of(array.shape[1])):
-            with np.errstate(all="ignore"):
-                values, scales = pack(array, block)
-            graph.array(name + INT8, values.reshape(len(array), -1, block))
-            graph.array(name + SCALE, scales)
-        else:
-            graph.array(name, array)
+    _save(artifact.weights, directory / WEIGHTS)
     golden = io.BytesIO()
     np.savez_compressed(golden, allow_pickle=True, **artifact.golden)  # the writer would refuse objects
     contents = {
-        ONNX: graph.file(),
+        WEIGHTS: (directory / WEIGHTS).read_bytes(),
         GOLDEN: golden.getvalue(),
         TOKENIZER: _tokenizer(),
         CARD: b'{"summary": "Hostile."}',
     }
     if draw.random() < 0.5:
-        name = draw.choice((ONNX, GOLDEN, CARD))
+        name = draw.choice((WEIGHTS, GOLDEN, CARD))
         contents[name] = _damaged(contents[name], draw)
     for name, content in contents.items():
         (directory / name).write_bytes(content)
@@ -153,6 +145,18 @@ def write(artifact: Hostile, directory: Path, seed: int) -> None:
         for name, content in contents.items()
     }
     (directory / MANIFEST).write_text(json.dumps(artifact.manifest | {"files": files}), "utf-8")
+
+
+def _save(weights: Arrays, file: Path) -> None:
+    """Writes int8 weights, also with numbers that the product refuses to write."""
+    tensors: dict[str, np.ndarray] = {}
+    for name, array in weights.items():
+        if array.ndim == 2 and len(array) >= MIN_ROWS and array.size and (block := block_of(array.shape[1])):
+            with np.errstate(all="ignore"):
+                tensors[name + INT8], tensors[name + SCALE] = pack(array, block)
+        else:
+            tensors[name] = array
+    save_file(tensors, file)
 
 
 def _damaged(content: bytes, draw: random.Random) -> bytes:

@@ -8,34 +8,32 @@ from typing import Final
 
 import numpy as np
 
-from swiftlet_models.artifact import CARD, GOLDEN, ONNX, TOKENIZER, Artifact, Manifest, seal
-from swiftlet_models.graphs.reader import BLOCK, INT8, SCALE
-from swiftlet_models.graphs.writer import Graph
+from swiftlet_models.artifact import CARD, GOLDEN, TOKENIZER, WEIGHTS, Artifact, Manifest, seal
+from swiftlet_models.weights import save_weights
 from tests.support.artifacts import HEADS, LABELS, make_tokenizer
 
 INTERMEDIATE: Final = 4  # widths of the hidden states in that of the feed-forward network
 
 
 def make_bert(directory: Path, task: str, *, words: int, hidden: int, layers: int) -> Artifact:
-    """Writes and seals an int8 artifact of a BERT network without a graph, which the native engine does not need."""
-    rng, graph, prefix = np.random.default_rng(0), Graph(), "encoder.embeddings."
+    """Writes and seals an int8 artifact of a BERT network."""
+    rng, prefix = np.random.default_rng(0), "encoder.embeddings."
+    weights: dict[str, np.ndarray] = {}
 
     def matrix(name: str, rows: int, columns: int) -> None:
-        packed = rng.integers(1, 256, (rows, columns // BLOCK, BLOCK), np.uint8)
-        graph.array(name + INT8, packed)
-        graph.array(name + SCALE, np.full(packed.shape[:2], 3e-4, np.float32))
+        weights[name] = 3e-4 * rng.integers(-127, 128, (rows, columns), np.int8).astype(np.float32)
 
     def product(name: str, rows: int, columns: int) -> None:
         matrix(name + ".weight", rows, columns)
-        graph.array(name + ".bias", np.zeros(rows, np.float32))
+        weights[name + ".bias"] = np.zeros(rows, np.float32)
 
     def norm(name: str) -> None:
-        graph.array(name + ".weight", np.ones(hidden, np.float32))
-        graph.array(name + ".bias", np.zeros(hidden, np.float32))
+        weights[name + ".weight"] = np.ones(hidden, np.float32)
+        weights[name + ".bias"] = np.zeros(hidden, np.float32)
 
     matrix(prefix + "word.weight", words, hidden)
     matrix(prefix + "position.weight", 64, hidden)
-    graph.array(prefix + "token_type.weight", np.zeros((2, hidden), np.float32))
+    weights[prefix + "token_type.weight"] = np.zeros((2, hidden), np.float32)
     norm(prefix + "norm")
     for layer in (f"encoder.layers.{number}." for number in range(layers)):
         for name in ("query", "key", "value", "output"):
@@ -48,14 +46,14 @@ def make_bert(directory: Path, task: str, *, words: int, hidden: int, layers: in
     if task == "fill-mask":
         product("head.transform", hidden, hidden)
         norm("head.norm")
-        graph.array("head.bias", np.zeros(words, np.float32))
+        weights["head.bias"] = np.zeros(words, np.float32)
     else:
         product("head.pooler", hidden, hidden)
-        graph.array("head.output.weight", np.zeros((len(labels), hidden), np.float32))
-        graph.array("head.output.bias", np.zeros(len(labels), np.float32))
+        weights["head.output.weight"] = np.zeros((len(labels), hidden), np.float32)
+        weights["head.output.bias"] = np.zeros(len(labels), np.float32)
     path = directory / f"large-{task}"
     path.mkdir()
-    (path / ONNX).write_bytes(graph.file())
+    save_weights(path / WEIGHTS, weights, "int8")
     make_tokenizer().save(path / TOKENIZER)
     (path / CARD).write_text(json.dumps({"data": "none", "n": 0}), "utf-8")
     np.savez(

@@ -17,7 +17,7 @@ import torch
 
 from swiftlet_models.artifact import Artifact, Manifest, Precision
 from swiftlet_models.graphs.export import INPUTS, export
-from swiftlet_models.heads import Model
+from swiftlet_models.heads import Model, weights_of
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve import engines, plugins
 from swiftlet_serve.offline.release import Draft, Measure, release
@@ -126,7 +126,7 @@ def draft(architecture: str, task: Task, precision: Precision = "int8") -> Draft
         config=CONFIGS[architecture],
         source={"made": "for a test"},
     )
-    return Draft(network(architecture, task), make_tokenizer(), manifest, {"summary": "Random weights."})
+    return Draft(weights_of(network(architecture, task)), make_tokenizer(), manifest, {"summary": "Random weights."})
 
 
 def make(directory: Path, plan: Draft, measure: Measure | None = None, **options: Any) -> Artifact:

@@ -20,14 +20,13 @@ import torch
 import transformers
 
 from swiftlet_models.artifact import Manifest
-from swiftlet_models.convert import convert
 from swiftlet_models.tokenizer import Encoding, Tokenizer
 from swiftlet_serve.errors import Unprocessable
 from swiftlet_serve.tasks import classify, fill_mask, qa
 from swiftlet_serve.types import Batch, Row
 from tests.goldens import cases, families, kinds
 from tests.goldens.cases import LABELS, MAX_TOKENS, Case
-from tests.support.checkpoints import HEADS
+from tests.support.checkpoints import HEADS, convert
 from tests.support.sentence_checkpoints import edit
 
 TOLERANCE = 1e-4

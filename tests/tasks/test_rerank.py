@@ -14,7 +14,7 @@ from sentence_transformers import CrossEncoder
 from torch import nn
 
 from swiftlet_models.artifact import Artifact
-from swiftlet_models.convert import ConversionError
+from swiftlet_models.checkpoint_tensors import ConversionError
 from swiftlet_models.sentence_transformers import cross_encoder_problem
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import evaluation

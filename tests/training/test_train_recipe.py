@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from swiftlet_models.artifact import TOKENIZER
-from swiftlet_models.graphs.reader import read_weights
 from swiftlet_models.heads import Model
 from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_models.weights import read_weights
 from swiftlet_serve.engines.torch import load_network
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.loading import load_model

@@ -41,20 +41,18 @@ class Config(Protocol):
 class Description(Protocol):
     """An architecture without its network."""
 
-    @property
-    def Config(self) -> Callable[..., Config]: ...  # noqa: N802  # the name of a class
-
-
-class Architecture(Protocol):
-    """An architecture with its network."""
-
     Config: type[Any]
-    Encoder: Callable[[Any], Any]
     NAMES: Sequence[tuple[str, str]]
     FIXED: Mapping[str, Any]
     IMPLIED: Mapping[str, Any]
     UNREAD: Sequence[str]
     TRANSPOSED: Sequence[str]
+
+
+class Architecture(Description, Protocol):
+    """An architecture with its network."""
+
+    Encoder: Callable[[Any], Any]
 
 
 def names() -> list[str]:

@@ -1,4 +1,4 @@
-"""Exports a torch model to one ONNX file, and computes its golden answers.
+"""Exports a torch model to one ONNX file, for other runtimes.
 
 The graph is not optimised: every parameter is one initializer under its own name. A shared layer is stored once,
 `quantize.py` finds the parameters, and the weights can be read from the file. ONNX Runtime optimises the graph when it
@@ -12,22 +12,18 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import onnx
 import torch
 from torch.export import Dim
 
 from swiftlet_models.errors import ModelError
 from swiftlet_models.heads import Model
-from swiftlet_models.tokenizer import Encoding
 
 OPSET: Final = 20
 INPUTS: Final = ("input_ids", "token_type_ids", "lengths", "focus")
-GOLDEN_COLUMNS: Final = 512  # of an output; with the whole vocabulary the golden answers would take megabytes
 
 
 class ExportError(ModelError):
@@ -77,33 +73,6 @@ def _trace(model: Model) -> onnx.ModelProto:
     graph = program.model_proto
     _forget_origin(graph)
     return graph
-
-
-def golden(model: Model, encodings: Sequence[Encoding]) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
-    """Returns the arrays of `golden.npz`: sequences end to end, and the model's outputs for each of them alone."""
-    rows = np.concatenate([answer(model, encoding) for encoding in encodings])
-    columns = np.unique(np.linspace(0, rows.shape[1] - 1, GOLDEN_COLUMNS).astype(np.int64))
-    return {
-        "input_ids": np.concatenate([encoding.input_ids for encoding in encodings]),
-        "token_type_ids": np.concatenate([encoding.token_type_ids for encoding in encodings]),
-        "offsets": np.cumsum([0, *(len(encoding.input_ids) for encoding in encodings)]),
-        "focus": np.concatenate([encoding.focus for encoding in encodings]),
-        "focus_offsets": np.cumsum([0, *(len(encoding.focus) for encoding in encodings)]),
-        "columns": columns,
-        "rows": rows[:, columns].astype(np.float32),
-    }
-
-
-@torch.no_grad()
-def answer(model: Model, encoding: Encoding) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """Returns the model's row for one sequence, (F, O)."""
-    ids, types, focus = (
-        torch.from_numpy(array) for array in (encoding.input_ids, encoding.token_type_ids, encoding.focus)
-    )
-    rows: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = model(
-        ids[None], types[None], torch.tensor([len(ids)]), focus
-    ).numpy()
-    return rows
 
 
 def write(graph: onnx.ModelProto, path: Path) -> None:

@@ -29,10 +29,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftlet_models.folding import Folded, FoldingError, Matrix, Product, blocks
-from swiftlet_models.graphs.reader import ZERO, block_of, pack
+from swiftlet_models.folding import Folded, FoldingError, Product
 from swiftlet_models.graphs.writer import CONTRIB, Graph
 from swiftlet_models.program import WORDS, Attend, Block, LookUp, Multiply, Norm, Place, Read, Step, joined
+from swiftlet_models.tensors import ZERO, Matrix, block_of, blocks, pack
 
 
 class Rows(NamedTuple):

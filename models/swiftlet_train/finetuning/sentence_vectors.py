@@ -19,7 +19,7 @@ from torch import Tensor
 
 from swiftlet_models import convert
 from swiftlet_models import sentence_transformers as sentences
-from swiftlet_models.heads import Model
+from swiftlet_models.heads import Model, load
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_train.examples.batches import make_batches
 from swiftlet_train.examples.example import Example, unlabelled
@@ -94,10 +94,10 @@ def load_sentence_teacher(package: str) -> tuple[Model, Tokenizer, int]:
     if not sentences.is_encoder(directory):
         raise RecipeError(f"the teacher's package {package} holds no embedding model of sentence-transformers.")
     encoder = sentences.read_encoder(directory)
-    converted = convert.convert(
+    with convert.convert(
         encoder.checkpoint, "embedding", "hidden", embedding=encoder.embedding, parameters=encoder.dense
-    )
-    model = converted.model
+    ) as converted:
+        model = load(converted)
     max_tokens = min(model.encoder.max_tokens, encoder.max_tokens or model.encoder.max_tokens)
     return model, Tokenizer.from_directory(encoder.checkpoint), max_tokens
 

@@ -13,6 +13,8 @@ from torch import nn
 
 from swiftlet_models import convert
 from swiftlet_models.architectures.layers import Encoder
+from swiftlet_models.checkpoint_tensors import ConversionError
+from swiftlet_models.heads import load
 from swiftlet_models.tokenizer import Tokenizer
 
 
@@ -28,13 +30,13 @@ def load_teacher(package: str) -> TeacherCheckpoint:
     """Loads the encoder of a teacher. `package` may also be a directory.
 
     Raises:
-        convert.ConversionError: the package is not installed, or holds no checkpoint with layers like BERT's.
+        ConversionError: the package is not installed, or holds no checkpoint with layers like BERT's.
     """
-    converted = convert.convert(find_checkpoint(package), "masked_lm", "vocabulary", encoder_only=True)
-    encoder = converted.model.encoder
+    with convert.convert(find_checkpoint(package), "masked_lm", "vocabulary", encoder_only=True) as converted:
+        encoder = load(converted).encoder
     traits = encoder.config.traits()
     if traits.bottleneck is not None or traits.embedding.projection != "none" or len(traits.feed_forward) != 1:
-        raise convert.ConversionError(f"the teacher's package {package} holds no checkpoint of a BERT.")
+        raise ConversionError(f"the teacher's package {package} holds no checkpoint of a BERT.")
     return TeacherCheckpoint(converted.architecture, encoder.requires_grad_(False))
 
 
@@ -42,11 +44,11 @@ def load_teacher_tokenizer(package: str) -> tokenizers.Tokenizer:
     """Loads the tokenizer of a teacher.
 
     Raises:
-        convert.ConversionError: the package is not installed, or holds no tokenizer.
+        ConversionError: the package is not installed, or holds no tokenizer.
     """
     path = find_checkpoint(package) / "tokenizer.json"
     if not path.is_file():
-        raise convert.ConversionError(f"the teacher {package} has no tokenizer.json.")
+        raise ConversionError(f"the teacher {package} has no tokenizer.json.")
     return tokenizers.Tokenizer.from_file(str(path))
 
 
@@ -54,7 +56,7 @@ def load_own_tokenizer(package: str) -> Tokenizer:
     """Loads the tokenizer of a teacher. It reads texts whole and as a task does.
 
     Raises:
-        convert.ConversionError: the package is not installed.
+        ConversionError: the package is not installed.
         TokenizerError: the tokenizer is not supported.
     """
     return Tokenizer.from_directory(find_checkpoint(package))
@@ -64,18 +66,18 @@ def find_checkpoint(package: str) -> Path:
     """Returns the folder `model/` of an installed package, or the directory if `package` is one.
 
     Raises:
-        convert.ConversionError: the package is not installed.
+        ConversionError: the package is not installed.
     """
     if "/" in package or Path(package).is_dir():
         if not Path(package).is_dir():
-            raise convert.ConversionError(f"there is no directory {package}, which should hold a teacher.")
+            raise ConversionError(f"there is no directory {package}, which should hold a teacher.")
         return Path(package)
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):  # of a name with dots
         spec = None
     if spec is None or spec.origin is None:
-        raise convert.ConversionError(f"the teacher's package {package} is not installed.")
+        raise ConversionError(f"the teacher's package {package} is not installed.")
     return Path(spec.origin).parent / "model"
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftlet_models.artifact import ONNX, SAFETENSORS
+from swiftlet_models.artifact import SAFETENSORS
 from swiftlet_serve import engines, plugins
 from swiftlet_serve.benchmark.networks import Network, batch_of
 from swiftlet_serve.machine.memory import release_free_memory, resident_bytes
@@ -232,10 +232,10 @@ def _load_openvino(prepare: Callable[[Network], Path], kind: str) -> Load:
 
 ENGINES: Final[Mapping[str, ComparedEngine]] = {  # Swiftlet's first
     "native": ComparedEngine(
-        ("onnxruntime",), lambda network: network.artifact.file(ONNX), _load_engine("native"), serves=True
+        ("onnxruntime",), lambda network: network.artifact.weights, _load_engine("native"), serves=True
     ),
     "onnx_cpu": ComparedEngine(
-        ("onnxruntime",), lambda network: network.artifact.file(ONNX), _load_engine("onnx_cpu"), serves=True
+        ("onnxruntime",), lambda network: network.artifact.weights, _load_engine("onnx_cpu"), serves=True
     ),
     "ort_stock": ComparedEngine(("onnxruntime", "onnx"), _prepare_stock, _load_stock),
     "openvino_int8": ComparedEngine(

@@ -14,7 +14,7 @@ import numpy as np
 
 import swiftlet_models
 from swiftlet_models import architectures
-from swiftlet_models.artifact import ONNX, SAFETENSORS, Artifact, Embedding, File, Head, Manifest
+from swiftlet_models.artifact import SAFETENSORS, WEIGHTS, Artifact, Embedding, File, Head, Manifest
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.types import Batch
 
@@ -109,8 +109,8 @@ def artifact_network(artifact: Artifact, runs: Path, progress: Progress) -> Netw
     """
     from swiftlet_serve.engines.torch import load_network
 
-    checksum = artifact.manifest.files[ONNX].sha256
-    return cached_network(artifact.manifest, checksum, load_network(artifact), artifact.file(ONNX), runs, progress)
+    checksum = artifact.manifest.files[artifact.weights.name].sha256
+    return cached_network(artifact.manifest, checksum, load_network(artifact), artifact.weights, runs, progress)
 
 
 def cached_network(
@@ -119,10 +119,10 @@ def cached_network(
     """Exports a model, which takes a minute or more, unless its files are already under `runs`."""
     import onnx
     import torch
-    from safetensors.torch import save_file
 
     from swiftlet_models.graphs.export import export
-    from swiftlet_models.graphs.quantize import quantize
+    from swiftlet_models.heads import weights_of
+    from swiftlet_models.weights import save_weights
 
     directory = Path(swiftlet_models.__file__).parent
     sources = [path.read_bytes() for pattern in GRAPH_SOURCES for path in sorted(directory.glob(pattern))]
@@ -132,14 +132,15 @@ def cached_network(
     path.mkdir(parents=True, exist_ok=True)
     if not (path / GRAPH).exists():
         progress(f"exporting {manifest.name}, only in the first run")
-        save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, path / SAFETENSORS)
+        save_weights(path / SAFETENSORS, weights_of(model), "fp32")
         onnx.save(export(model), path / "part.onnx")
         (path / "part.onnx").rename(path / GRAPH)
+    weights = path / (int8.name if int8 else WEIGHTS)
     if int8 is None:
-        onnx.save(quantize(onnx.load(path / GRAPH)), path / ONNX)
+        save_weights(weights, weights_of(model), "int8")
     else:
-        shutil.copyfile(int8, path / ONNX)
-    files = {name: File((path / name).stat().st_size, "0" * 64) for name in (ONNX, SAFETENSORS)}
+        shutil.copyfile(int8, weights)
+    files = {name: File((path / name).stat().st_size, "0" * 64) for name in (weights.name, SAFETENSORS)}
     return Network(Artifact(path, replace(manifest, files=files)))
 
 

@@ -167,7 +167,6 @@ def import_(source: str, out: Path, data: Path | None, limit: int | None, **opti
     """
     if refusal := sources.refusal(source, options["task"]):  # before torch is imported, which takes seconds
         raise SetupError(refusal)
-    extras.require("models")
     from swiftlet_serve.offline.import_checkpoint import import_checkpoint
     from swiftlet_serve.offline.release import Measure
 

@@ -4,7 +4,7 @@ A batch is ragged: the tokens of all sequences end to end, without padding. Weig
 activations one scale per token, so that a row never depends on the rest of the batch, to the bit. A call is one call
 into a library without Python's global lock. It allocates little memory once its thread has run a batch of the same
 size. The weights are packed once and shared by all threads. `native/` holds the C++, with a small file for each
-instruction set. `swiftlet_models/folding.py` makes the program and its parameters from `model.onnx`.
+instruction set. `swiftlet_models/folding.py` makes the program and its parameters of an artifact.
 
 A call runs on the thread that makes it, and on the helpers of the process while cores are idle
 (`native/helpers.h`). That changes no bit of an answer.
@@ -33,10 +33,11 @@ from typing import ClassVar, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftlet_models.artifact import ONNX, Artifact, ArtifactError
-from swiftlet_models.folding import Array, Folded, FoldingError, Matrix, Product, blocks, fold_artifact
-from swiftlet_models.graphs.reader import WeightsError, open_weights
+from swiftlet_models.artifact import Artifact, ArtifactError
+from swiftlet_models.folding import Array, Folded, FoldingError, Product, fold_artifact
 from swiftlet_models.program import WORDS, Attend, LookUp, Multiply, Norm, Place, Read, Step
+from swiftlet_models.tensors import Matrix, WeightsError, blocks
+from swiftlet_models.weights import open_weights
 from swiftlet_serve.engines import onnx_cpu
 from swiftlet_serve.types import EARLIER_WRONG_SUMS, Batch, Cost, Engine, Row
 
@@ -275,7 +276,8 @@ def create(artifact: Artifact, threads: int) -> Engine:
     A call uses up to `threads` cores while they are idle. In ONNX Runtime, which cannot give them back, it uses one.
 
     Raises:
-        ArtifactError: `model.onnx` cannot be read, or does not hold the parameters of the manifest's network.
+        ArtifactError: the file of the parameters cannot be read, or does not hold the parameters of the manifest's
+            network.
     """
     try:
         return _native(artifact, threads)
@@ -292,7 +294,7 @@ def _native(artifact: Artifact, threads: int) -> Native:
     if manifest.precision != "int8":
         raise FoldingError(f"the precision is {manifest.precision}")
     try:
-        with open_weights(artifact.file(ONNX)) as weights:
+        with open_weights(artifact.weights) as weights:
             folded = fold_artifact(artifact, weights)
             network = Native(library, folded, passed_over)
     except (WeightsError, ValueError) as error:

@@ -1,9 +1,9 @@
 """ONNX Runtime on the CPU, in int8 or fp32.
 
-The engine builds a graph from the parameters in `model.onnx` when it loads an artifact. The network is folded as for
-the native engine (`swiftlet_models/folding.py`). The graph is ragged, so that sequences of different lengths share a
-call and products see no padding (`swiftlet_models/graphs/ragged.py`). The file holds the weights once for all engines.
-If folding does not support the network, the engine runs the graph in `model.onnx`, padded.
+The engine builds a graph from the parameters when it loads an artifact. The network is folded as for the native engine
+(`swiftlet_models/folding.py`). The graph is ragged, so that sequences of different lengths share a call and products
+see no padding (`swiftlet_models/graphs/ragged.py`). If folding does not support the network, the engine runs the graph
+in the artifact's `model.onnx`, padded.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from swiftlet_models import architectures
 from swiftlet_models.artifact import ONNX, Artifact, ArtifactError, check_self_contained
 from swiftlet_models.folding import Folded, FoldingError, fold_artifact
 from swiftlet_models.graphs.ragged import Multiplier, in_fp32, of_int8, ragged
-from swiftlet_models.graphs.reader import WeightsError, open_weights
 from swiftlet_models.graphs.writer import CONTRIB, Graph
+from swiftlet_models.tensors import WeightsError
+from swiftlet_models.weights import open_weights
 from swiftlet_serve.types import Batch, Cost, Engine, PaddedBatch, Row
 
 
@@ -94,21 +95,24 @@ def create(artifact: Artifact, threads: int) -> Engine:
     """Loads the artifact's network: folded, or as exported if folding does not support it.
 
     Raises:
-        ArtifactError: `model.onnx` cannot be loaded, has unexpected inputs or outputs, or does not hold the parameters
-            of the manifest's network.
+        ArtifactError: the file of the parameters cannot be read, or does not hold the parameters of the manifest's
+            network; or no architecture describes the network, and `model.onnx` is missing, cannot be loaded, or has
+            unexpected inputs or outputs.
     """
-    manifest, file = artifact.manifest, artifact.file(ONNX)
+    manifest = artifact.manifest
     try:
-        with open_weights(file) as weights:
+        with open_weights(artifact.weights) as weights:
             folded = fold_artifact(artifact, weights, 1)
             is_int8 = manifest.precision == "int8"
             return RaggedOnnx(folded, of_int8(folded, signed=adds_in_32_bits()) if is_int8 else in_fp32, threads)
     except WeightsError as error:
         if manifest.architecture in architectures.names():
             raise ArtifactError(f"{artifact.path.name}: {error}") from None
-        return PaddedOnnx(file, threads)
-    except FoldingError:
-        return PaddedOnnx(file, threads)
+        return PaddedOnnx(artifact.file(ONNX), threads)
+    except FoldingError as error:
+        if ONNX not in manifest.files:
+            raise ArtifactError(f"{artifact.path.name}: the network cannot be folded: {error}.") from None
+        return PaddedOnnx(artifact.file(ONNX), threads)
 
 
 def ragged_inputs(batch: Batch) -> Mapping[str, NDArray[Any]]:

@@ -19,13 +19,10 @@ from threading import Lock
 from typing import ClassVar, Final
 
 import numpy as np
-import onnx
 import torch
-from safetensors.torch import load_file
 
-from swiftlet_models.artifact import ONNX, SAFETENSORS, Artifact, ArtifactError
+from swiftlet_models.artifact import SAFETENSORS, Artifact, ArtifactError
 from swiftlet_models.folding import FoldingError, fold
-from swiftlet_models.graphs.quantize import read_weights
 from swiftlet_models.heads import Model, build
 from swiftlet_models.parameters import check_artifact
 from swiftlet_models.ragged.buckets import buckets
@@ -35,6 +32,8 @@ from swiftlet_models.ragged.network import Network
 from swiftlet_models.ragged.products import MakeProduct, in_floats, in_fp8, in_int8
 from swiftlet_models.ragged.ranking import rows_of
 from swiftlet_models.ragged.static import StaticRunner
+from swiftlet_models.tensors import WeightsError
+from swiftlet_models.weights import read_weights
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.machine.devices import CUDA_VISIBLE_DEVICES, NAME
 from swiftlet_serve.types import Batch, Cost, Engine, Row
@@ -297,12 +296,11 @@ def load_network(artifact: Artifact) -> Model:
     """
     manifest, name = artifact.manifest, artifact.path.name
     try:
-        weights = _weights(artifact)
-    except Exception as error:  # neither of the libraries documents its exceptions
-        raise ArtifactError(f"{name}: the weights cannot be read: {type(error).__name__}.") from None
+        arrays = read_weights(artifact.path / SAFETENSORS if SAFETENSORS in manifest.files else artifact.weights)
+    except WeightsError as error:
+        raise ArtifactError(f"{name}: {error}") from None
+    weights = {key: torch.from_numpy(array) for key, array in arrays.items()}
     check_artifact(artifact, {key: tuple(tensor.shape) for key, tensor in weights.items()})
-    if not all(tensor.isfinite().all() for tensor in weights.values()):
-        raise ArtifactError(f"{name}: a parameter is not finite.")
     try:
         network = build(manifest.architecture, manifest.config, manifest.head, manifest.width, manifest.embedding)
     except (ValueError, TypeError, RuntimeError) as error:
@@ -316,10 +314,3 @@ def _check(own: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor],
     for key in sorted(own.keys() | weights.keys()):
         if key not in own or key not in weights or own[key].shape != weights[key].shape:
             raise ArtifactError(f"{name}: the weights do not match the manifest: they differ in {key}.")
-
-
-def _weights(artifact: Artifact) -> dict[str, torch.Tensor]:
-    if SAFETENSORS in artifact.manifest.files:
-        return load_file(artifact.file(SAFETENSORS))
-    arrays = read_weights(onnx.load(artifact.file(ONNX), load_external_data=False))
-    return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}

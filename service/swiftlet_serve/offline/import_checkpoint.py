@@ -11,6 +11,7 @@ from swiftlet_models import checkpoint_card, convert, sources, tokenizer_check
 from swiftlet_models import sentence_transformers as sentences
 from swiftlet_models.artifact import IMPORTED, LANGUAGE, NAME, Artifact, Manifest, Pooling, Precision
 from swiftlet_models.checkpoint_tokenizer import read_limits
+from swiftlet_models.parameters import configure
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError
@@ -78,68 +79,68 @@ def import_checkpoint(
         raise SetupError(f"The task {task} has no use for --pooling. Leave it out.")
     encoder = sentences.read_encoder(directory, pooling) if head == "embedding" else None
     directory = encoder.checkpoint if encoder else directory
-    converted = convert.convert(
+    with convert.convert(
         directory,
         head,
         outputs,
         source=origin,
         embedding=encoder.embedding if encoder else None,
         parameters=encoder.dense if encoder else None,
-    )
-    problem = converted.problem
-    if head == "classification" and getattr(definition, "CROSS_ENCODER", False):
-        problem = sentences.cross_encoder_problem(directory)
-    limit = encoder.max_tokens if encoder else read_limits(directory).max_tokens
-    tokenizer = Tokenizer.from_directory(directory)
-    if not accept_tokenizer:
-        _check_tokenizer(tokenizer, directory, languages, report)
-    network, config = converted.model, converted.model.encoder.config
-    max_tokens = min(network.encoder.max_tokens, limit or network.encoder.max_tokens)
-    tokenizer = _configured(tokenizer, special_tokens, pair_separator)
-    _tell_special_tokens(tokenizer, report)
-    if head == "classification":
-        _check_pairs(tokenizer, task, pair_separator, report)
-    _check_reading(tokenizer, directory, task, head, config, max_tokens)
-    if tokenizer.vocab_size > config.vocab_size:
-        raise SetupError("The tokenizer has more tokens than the network, so it belongs to another checkpoint.")
-    manifest = Manifest(
-        name=name,
-        version="1",
-        architecture=converted.architecture,
-        task=task,
-        head=head,
-        precision=precision,
-        max_tokens=max_tokens,
-        vocab_size=config.vocab_size,
-        width=tasks.head_width(outputs, len(converted.labels), config.vocab_size, getattr(network.head, "width", 0)),
-        labels=converted.labels,
-        problem=problem,
-        tolerance=1.0,
-        config=converted.config,
-        source=converted.source,
-        embedding=encoder.embedding if encoder else None,
-        reading=tokenizer.reading,
-        languages=languages,
-    )
-    try:
-        definition.create(tokenizer, manifest)  # before the export, which takes long
-    except ValueError as error:
-        fits = sources.seems_for(sources.read_config(directory / "config.json"))
-        step = f" config.json fits --task {fits}." if fits and fits != task else ""
-        raise SetupError(f"The checkpoint cannot serve the task {task}: {error}{step}") from None
-    summary = f"{IMPORTED}{origin.get('hub') or origin['directory']}."
-    card = {"summary": summary, "ignored_tensors": list(converted.ignored)}
-    draft = Draft(converted.model, tokenizer, manifest, card)
-    artifact = release(
-        draft,
-        out / name,
-        measure,
-        max_loss=max_loss,
-        keep_fp32=keep_fp32,
-        advice=MORE_DATA if measure else DATA,
-        report=report,
-        progress=progress,
-    )
+    ) as converted:
+        problem = converted.problem
+        if head == "classification" and getattr(definition, "CROSS_ENCODER", False):
+            problem = sentences.cross_encoder_problem(directory)
+        limit = encoder.max_tokens if encoder else read_limits(directory).max_tokens
+        tokenizer = Tokenizer.from_directory(directory)
+        if not accept_tokenizer:
+            _check_tokenizer(tokenizer, directory, languages, report)
+        config = configure(converted.architecture, converted.config)
+        max_tokens = min(converted.positions, limit or converted.positions)
+        tokenizer = _configured(tokenizer, special_tokens, pair_separator)
+        _tell_special_tokens(tokenizer, report)
+        if head == "classification":
+            _check_pairs(tokenizer, task, pair_separator, report)
+        _check_reading(tokenizer, directory, task, head, config, max_tokens)
+        if tokenizer.vocab_size > config.vocab_size:
+            raise SetupError("The tokenizer has more tokens than the network, so it belongs to another checkpoint.")
+        manifest = Manifest(
+            name=name,
+            version="1",
+            architecture=converted.architecture,
+            task=task,
+            head=head,
+            precision=precision,
+            max_tokens=max_tokens,
+            vocab_size=config.vocab_size,
+            width=converted.width,
+            labels=converted.labels,
+            problem=problem,
+            tolerance=1.0,
+            config=converted.config,
+            source=converted.source,
+            embedding=encoder.embedding if encoder else None,
+            reading=tokenizer.reading,
+            languages=languages,
+        )
+        try:
+            definition.create(tokenizer, manifest)  # before the export, which takes long
+        except ValueError as error:
+            fits = sources.seems_for(sources.read_config(directory / "config.json"))
+            step = f" config.json fits --task {fits}." if fits and fits != task else ""
+            raise SetupError(f"The checkpoint cannot serve the task {task}: {error}{step}") from None
+        summary = f"{IMPORTED}{origin.get('hub') or origin['directory']}."
+        card = {"summary": summary, "ignored_tensors": list(converted.ignored)}
+        draft = Draft(converted.weights, tokenizer, manifest, card)
+        artifact = release(
+            draft,
+            out / name,
+            measure,
+            max_loss=max_loss,
+            keep_fp32=keep_fp32,
+            advice=MORE_DATA if measure else DATA,
+            report=report,
+            progress=progress,
+        )
     return artifact, converted.ignored
 
 

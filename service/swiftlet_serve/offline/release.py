@@ -1,4 +1,4 @@
-"""Turns a torch model into an artifact: export, quantisation, checks and measurements.
+"""Turns a network into an artifact: quantisation, checks and measurements.
 
 Each step is compared with the one before. An artifact that loses too much accuracy is not written.
 """
@@ -21,20 +21,25 @@ from swiftlet_models.artifact import (
     CARD,
     GOLDEN,
     MANIFEST,
-    ONNX,
     SAFETENSORS,
     TOKENIZER,
+    WEIGHTS,
     Artifact,
     ArtifactError,
     Manifest,
 )
-from swiftlet_models.folding import Matrix
-from swiftlet_models.graphs.reader import WeightsError, open_weights
+from swiftlet_models.folding import FoldingError, fold
+from swiftlet_models.graphs.ragged import in_fp32
+from swiftlet_models.parameters import ParametersError
+from swiftlet_models.tensors import Weights, WeightsError, blocks
 from swiftlet_models.tokenizer import Encoding, Tokenizer
+from swiftlet_models.weights import open_weights, save_weights
 from swiftlet_serve import evaluation, tasks
 from swiftlet_serve.engines.native import Native
+from swiftlet_serve.engines.onnx_cpu import RaggedOnnx
 from swiftlet_serve.errors import SetupError, SwiftletError
 from swiftlet_serve.inference.loading import LoadedModel, load_model
+from swiftlet_serve.machine.cores import usable_cores
 from swiftlet_serve.offline.environment import processor
 from swiftlet_serve.offline.evaluate import (
     Evaluation,
@@ -50,14 +55,12 @@ from swiftlet_serve.offline.int8_gate import judge, loss_of
 from swiftlet_serve.types import Batch
 
 if TYPE_CHECKING:
-    import onnx
-
-    from swiftlet_models.heads import Model as Network
     from swiftlet_models.weakness import Weakness
 
 Report = Callable[[str], None]
 
-FP32_TOLERANCE: Final = 1e-3  # between torch and ONNX Runtime, for logits around 10
+GOLDEN_COLUMNS: Final = 512  # of an output; with the whole vocabulary the golden answers would take megabytes
+FP32_TOLERANCE: Final = 1e-3  # between engines, for logits around 10
 MAX_ROUNDING: Final = 0.05  # of a matrix, relative: in a block of 128, half a step is at most √128 / 254 of the block
 MAX_LOSS: Final = 0.5  # points that int8 may lose on a data file
 SLACK: Final = 2.0  # tolerance as a multiple of the deviation on this machine: other CPUs round differently
@@ -74,10 +77,31 @@ class ReleaseError(SetupError):
 class Draft:
     """A trained network and its description. `release` fills in the tolerance and the files of the manifest."""
 
-    network: Network
+    weights: Weights  # in fp32, named as in `swiftlet_models/architectures/traits.py` and `heads.py`
     tokenizer: Tokenizer
     manifest: Manifest
     card: Mapping[str, Any]
+
+    def answers(self, encodings: Sequence[Encoding]) -> Outputs:
+        """Returns the outputs of the network in fp32 for each of some sequences alone, (positions, width).
+
+        Raises:
+            ReleaseError: a parameter is NaN or infinite, or missing, or the network cannot be folded.
+        """
+        for name, weight in self.weights.items():
+            try:
+                is_finite = all(np.isfinite(weight[rows]).all() for rows in blocks(weight))
+            except WeightsError:
+                is_finite = False
+            if not is_finite:
+                raise ReleaseError(f"The network's parameter {name} holds NaN or infinity. {DAMAGED}")
+        try:
+            folded = fold(self.manifest.architecture, self.manifest.config, self.weights, 1, self.manifest.embedding)
+        except (FoldingError, ParametersError) as error:
+            raise ReleaseError(f"The network cannot be served: {error}.") from None
+        engine = RaggedOnnx(folded, in_fp32, threads=usable_cores())
+        whole = [Encoding(text.input_ids, text.token_type_ids, text.focus) for text in encodings]  # not only the top k
+        return [engine.run(Batch.of([text]))[0] for text in whole]
 
 
 @dataclass(frozen=True)
@@ -117,25 +141,18 @@ def release(
 
     Raises:
         ReleaseError: int8 loses too much, or the network's weights or answers are not finite.
-        ArtifactError: ONNX Runtime's outputs differ from torch's.
         SetupError: `directory` exists and is no artifact, the tokenizer does not fit the task, or `max_loss` is no
             number from 0.
     """
-    from swiftlet_models.graphs.export import answer, export, golden
-    from swiftlet_models.graphs.quantize import quantize
-
     if directory.exists() and not (directory / MANIFEST).is_file():
         raise SetupError(f"{directory} exists and is not an artifact. Remove it, or choose another directory.")
     if not max_loss >= 0:  # also true if it is NaN
         raise SetupError(f"The loss of int8 that is allowed must be 0 points or more, not {max_loss}. Set --max-loss.")
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".release-", dir=directory.parent) as temporary:
-        _check_weights(draft.network)
-        report("exporting to ONNX")
-        graph = export(draft.network)
         encodings = golden_encodings(draft.tokenizer, draft.manifest)
-        answers = golden(draft.network, encodings)
-        if not np.isfinite(answers["rows"]).all():
+        exact_rows = draft.answers(encodings)
+        if not all(np.isfinite(rows).all() for rows in exact_rows):
             raise ReleaseError(f"The network answers built-in texts with NaN or infinity. {DAMAGED}")
         stage = _Stage(
             path=Path(temporary, "fp32"),
@@ -145,14 +162,15 @@ def release(
             progress=progress,
             card=dict(draft.card) | {"scores": {}},
         )
-        stage.write(draft.tokenizer, graph, answers)
+        answers = golden(encodings, exact_rows)
+        stage.write(draft, answers)
         fp32 = stage.record_scores()
         if draft.manifest.precision == "int8":
             report("quantising to int8")
-            exact, stage = stage, replace(stage, path=Path(temporary, "int8"))
-            stage.write(draft.tokenizer, quantize(graph), answers)
-            _check_rounding(stage.path / ONNX, draft.network)
-            stage = replace(stage, manifest=replace(stage.manifest, precision="int8"))
+            int8_manifest = replace(stage.manifest, precision="int8")
+            exact, stage = stage, replace(stage, path=Path(temporary, "int8"), manifest=int8_manifest)
+            stage.write(draft, answers)
+            _check_rounding(stage.path / WEIGHTS, draft.weights)
             try:
                 tolerance = stage.int8_tolerance()
             except ArtifactError as error:
@@ -164,7 +182,7 @@ def release(
             else:
                 stage.card["int8"] = "compared with fp32 on the golden inputs only"
             served = stage.record_native(fp32) or int8
-            kept = stage.record_fidelity(encodings, [answer(draft.network, encoding) for encoding in encodings])
+            kept = stage.record_fidelity(encodings, exact_rows)
             verdict = judge(fp32, served, kept, max_loss)
             if verdict.refusal:
                 raise ReleaseError(f"int8 {verdict.refusal}, so the artifact is not written. {advice}")
@@ -181,7 +199,7 @@ def release(
         if weaknesses:
             stage.record_weaknesses(weaknesses)
         if keep_fp32:
-            _write_weights(stage.path, draft.network)
+            save_weights(stage.path / SAFETENSORS, draft.weights, "fp32")
         artifacts.seal(stage.path, stage.manifest, stage.card)
         if directory.exists():
             directory.rename(Path(temporary, "replaced"))
@@ -189,24 +207,32 @@ def release(
     return artifacts.open_artifact(directory)
 
 
-def _check_weights(network: Network) -> None:
-    """Raises ReleaseError if a weight is NaN or infinite. Texts that do not reach it would not show it."""
-    for name, tensor in network.state_dict().items():
-        if not tensor.isfinite().all():
-            raise ReleaseError(f"The network's parameter {name} holds NaN or infinity. {DAMAGED}")
+def golden(encodings: Sequence[Encoding], rows: Outputs) -> dict[str, NDArray[Any]]:
+    """Returns the arrays of `golden.npz`: sequences end to end, and the network's outputs for each of them alone."""
+    outputs = np.concatenate(rows)
+    columns = np.unique(np.linspace(0, outputs.shape[1] - 1, GOLDEN_COLUMNS).astype(np.int64))
+    return {
+        "input_ids": np.concatenate([encoding.input_ids for encoding in encodings]),
+        "token_type_ids": np.concatenate([encoding.token_type_ids for encoding in encodings]),
+        "offsets": np.cumsum([0, *(len(encoding.input_ids) for encoding in encodings)]),
+        "focus": np.concatenate([encoding.focus for encoding in encodings]),
+        "focus_offsets": np.cumsum([0, *(len(encoding.focus) for encoding in encodings)]),
+        "columns": columns,
+        "rows": outputs[:, columns].astype(np.float32),
+    }
 
 
-def _check_rounding(model: Path, network: Network) -> None:
+def _check_rounding(file: Path, weights: Weights) -> None:
     """Raises ReleaseError if a stored matrix differs from the network's by more than rounding can."""
-    with open_weights(model) as stored:
-        for name, tensor in network.state_dict().items():
-            if name in stored and not _is_rounded(stored[name], tensor.numpy()):
+    with open_weights(file) as stored:
+        for name, weight in weights.items():
+            if not all(_is_rounded(stored[name][rows], weight[rows]) for rows in blocks(weight)):
                 raise ReleaseError(f"int8 changes the parameter {name} by more than rounding. Please report this.")
 
 
-def _is_rounded(stored: Matrix, weight: NDArray[np.float32]) -> bool:
+def _is_rounded(stored: NDArray[Any], weight: NDArray[Any]) -> bool:
     try:
-        difference = np.linalg.norm(np.asarray(stored) - weight)
+        difference = np.linalg.norm(stored - weight)
     except WeightsError:  # it is not finite
         return False
     return bool(difference <= MAX_ROUNDING * np.linalg.norm(weight))
@@ -239,11 +265,11 @@ class _Stage:
     progress: Progress | None
     card: dict[str, Any] = field(default_factory=dict)
 
-    def write(self, tokenizer: Tokenizer, graph: onnx.ModelProto, answers: Mapping[str, Any]) -> None:
+    def write(self, draft: Draft, answers: Mapping[str, Any]) -> None:
         """Writes all files but the manifest. The card is empty for now."""
         self.path.mkdir()
-        tokenizer.save(self.path / TOKENIZER)
-        (self.path / ONNX).write_bytes(graph.SerializeToString(deterministic=True))
+        draft.tokenizer.save(self.path / TOKENIZER)
+        save_weights(self.path / WEIGHTS, draft.weights, self.manifest.precision)
         np.savez_compressed(self.path / GOLDEN, **answers)
         (self.path / CARD).write_text("{}\n", "utf-8")
 
@@ -271,7 +297,7 @@ class _Stage:
         """Records the latency and, if there is a data file, the scores. Returns the evaluation."""
         model = self.load()
         self.card["latency"] = _latency(model)
-        self.card["bytes"] = model.artifact.manifest.files[ONNX].size
+        self.card["bytes"] = model.artifact.manifest.files[WEIGHTS].size
         if self.measure is None:
             model.engine.close()
             return None
@@ -342,12 +368,6 @@ def find_errors(model: LoadedModel, weaknesses: Sequence[Weakness], report: Repo
                 del known["texts"]
             errors.append(known | {"answer": answer})
     return errors
-
-
-def _write_weights(path: Path, network: Network) -> None:
-    from safetensors.torch import save_file
-
-    save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()}, path / SAFETENSORS)
 
 
 def _compare(fp32: Evaluation, int8: Evaluation) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from onnx import helper, numpy_helper
 
 from swiftlet_models.artifact import ONNX, find_artifacts
 from swiftlet_models.graphs import quantize
-from swiftlet_models.graphs.reader import WeightsError, read_weights
+from swiftlet_models.tensors import WeightsError
+from swiftlet_models.weights import read_weights
 from swiftlet_serve.inference.loading import BUNDLED
 from tests.support.networks import NETWORKS, graph
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from swiftlet_models import datasets
-from swiftlet_models.convert import ConversionError
+from swiftlet_models.checkpoint_tensors import ConversionError
 from swiftlet_models.datasets import DatasetError, Question
 from swiftlet_models.heads import Model, build
 from swiftlet_models.tokenizer import Tokenizer

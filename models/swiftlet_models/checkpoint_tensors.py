@@ -1,0 +1,101 @@
+"""The tensors of a checkpoint of transformers, read when they are used: safetensors, or a pickle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from swiftlet_models.errors import ModelError
+from swiftlet_models.tensors import Weights
+from swiftlet_models.weights import read_header
+
+SAFETENSORS: Final = "model.safetensors"
+PICKLE: Final = "pytorch_model.bin"
+
+
+class ConversionError(ModelError):
+    """Raised when a checkpoint cannot be converted exactly. The message is one sentence, which names the cause."""
+
+
+@contextmanager
+def open_tensors(directory: Path) -> Iterator[Weights]:
+    """Opens a checkpoint for the duration of a block, and gives its tensors by name.
+
+    Files are tried in the same order as in transformers.
+
+    Raises:
+        ConversionError: there is no file of tensors, or it cannot be read.
+    """
+    with ExitStack() as files:
+        if (directory / SAFETENSORS).is_file():
+            yield _open(directory / SAFETENSORS, files)
+        elif (directory / f"{SAFETENSORS}.index.json").is_file():
+            yield _open_shards(directory / f"{SAFETENSORS}.index.json", files)
+        elif (directory / PICKLE).is_file():
+            yield _read_pickle(directory / PICKLE)
+        else:
+            raise ConversionError(f"the checkpoint holds neither {SAFETENSORS} nor {PICKLE}.")
+
+
+def read_object(file: Path, kind: type = dict) -> Any:
+    """Reads a JSON object, or a value of another `kind`.
+
+    Raises:
+        ConversionError: the file is missing, no JSON, or of another kind.
+    """
+    try:
+        document = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ConversionError(f"{file.name} is missing.") from None
+    except (OSError, ValueError, RecursionError):
+        raise ConversionError(f"{file.name} is not valid JSON.") from None
+    if not isinstance(document, kind):
+        raise ConversionError(f"{file.name} is not a JSON {'object' if kind is dict else 'array'}.")
+    return document
+
+
+def _open(file: Path, files: ExitStack) -> Weights:
+    try:
+        return read_header(files.enter_context(file.open("rb", buffering=0)))
+    except (OSError, ValueError) as error:
+        reason = "" if isinstance(error, OSError) else f": {str(error).removesuffix('.')}"
+        raise ConversionError(f"{file.name} cannot be read as safetensors{reason}.") from None
+
+
+def _open_shards(index: Path, files: ExitStack) -> Weights:
+    """Opens the tensors of several files. Each tensor must be in the file that the index names."""
+    weight_map = read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise ConversionError(f"{index.name}: weight_map has an invalid value.")
+    shards = sorted(set(weight_map.values()))
+    if any(Path(shard).name != shard for shard in shards):
+        raise ConversionError(f"{index.name} names a file outside the checkpoint.")
+    tensors: dict[str, Any] = {}
+    for shard in shards:
+        for name, tensor in _open(index.parent / shard, files).items():
+            if weight_map.get(name) != shard:
+                raise ConversionError(f"{index.name} does not place the tensor {name} in {shard}.")
+            tensors[name] = tensor
+    for name in sorted(weight_map.keys() - tensors.keys()):
+        raise ConversionError(f"the tensor {name} is not in {weight_map[name]}.")
+    return tensors
+
+
+def _read_pickle(file: Path) -> Weights:
+    import torch
+
+    try:
+        # weights_only prevents code execution by the unpickler. The server never opens a pickle.
+        tensors: object = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # the unpickler raises errors of many types
+        raise ConversionError(f"{file.name} cannot be read as plain weights: {type(error).__name__}.") from None
+    if not isinstance(tensors, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in tensors.items()
+    ):
+        raise ConversionError(f"{file.name} is not a mapping of names to tensors.")
+    return {
+        name: (tensor.float() if tensor.is_floating_point() else tensor).numpy() for name, tensor in tensors.items()
+    }

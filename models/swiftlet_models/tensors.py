@@ -1,0 +1,181 @@
+"""Tensors in open files, and matrices whose rows are read when they are used.
+
+A parameter is converted to fp32 when it is read, also a part of its rows alone. The memory that loading takes does not
+grow with the file.
+
+A parameter in int8 is two tensors: (N, K / b, b) in 8 bits, symmetric around the stored value 128, and (N, K / b)
+scales, one for each block of b numbers of a row.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swiftlet_models.errors import ModelError
+
+ZERO: Final = 128
+BLOCK: Final = 128
+SMALLEST_BLOCK: Final = 16  # the smallest that MatMulNBits of ONNX Runtime accepts
+BLOCK_NUMBERS: Final = 1 << 20  # of a matrix to read at a time
+MAX_SIZE: Final = 1 << 31  # of a tensor, with dimensions of 0 counted as 1
+
+Array = NDArray[Any]
+Floats = NDArray[np.float32]
+
+# The types of tensors, by the names of safetensors. numpy has no bf16.
+TYPES: Final[Mapping[str, np.dtype[Any]]] = {
+    "BOOL": np.dtype("u1"),
+    "U8": np.dtype("u1"),
+    "I8": np.dtype("i1"),
+    "I16": np.dtype("<i2"),
+    "U16": np.dtype("<u2"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "I32": np.dtype("<i4"),
+    "U32": np.dtype("<u4"),
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+    "I64": np.dtype("<i8"),
+    "U64": np.dtype("<u8"),
+}
+FLOATS: Final = frozenset({"F16", "BF16", "F32", "F64"})
+
+
+class WeightsError(ModelError):
+    """Raised when the parameters of a file cannot be read. The message is one sentence."""
+
+
+class Matrix(Protocol):
+    """An array, or an object that reads like one: `matrix[start:stop]` has some rows, and `np.asarray(matrix)` all."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, rows: slice, /) -> Array: ...
+    def __array__(self) -> Array: ...
+
+
+Weights = Mapping[str, Matrix]
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A matrix whose rows are computed each time they are read."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    rows: Callable[[slice], Array]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> Array:
+        return self.rows(rows)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # always a copy
+        return self.rows(slice(None)).astype(self.dtype if dtype is None else dtype, copy=False)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An array in an open file. `tensor[start:stop]` and `np.asarray(tensor)` read it, numbers with a point in fp32."""
+
+    descriptor: int
+    at: int  # the offset of its first byte
+    kind: str  # a key of TYPES
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return TYPES["F32" if self.kind in FLOATS else self.kind]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> Array:
+        start, stop, _ = rows.indices(len(self))
+        return self._read(start, (max(stop - start, 0), *self.shape[1:]))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # always a copy
+        return self._read(0, self.shape).astype(self.dtype if dtype is None else dtype, copy=False)
+
+    def _read(self, row: int, shape: tuple[int, ...]) -> Array:
+        """Raises WeightsError if a number is not finite in fp32, or the file has become shorter."""
+        stored: Array = np.empty(shape, TYPES[self.kind])
+        row_bytes = math.prod(self.shape[1:]) * stored.itemsize
+        into = stored.reshape(-1).view(np.uint8).data
+        if os.preadv(self.descriptor, [into], self.at + row * row_bytes) < stored.nbytes:
+            raise WeightsError("the file of the parameters was changed while it was read.")
+        if self.kind not in FLOATS:
+            return stored
+        if self.kind == "BF16":
+            return finite((stored.astype(np.uint32) << 16).view(np.float32))
+        with np.errstate(over="ignore"):
+            return finite(stored.astype(np.float32, copy=False))
+
+
+def finite(array: Array) -> Array:
+    """Returns an array. Raises WeightsError if a number is not finite."""
+    if not all(map(math.isfinite, (array.max(initial=0), array.min(initial=0)))):
+        raise WeightsError("a parameter is not finite.")
+    return array
+
+
+@dataclass(frozen=True)
+class PackedTensor:
+    """A parameter in int8, which is converted to fp32 when it is read, as a `Tensor` is."""
+
+    packed: Tensor  # (N, K / b, b)
+    scales: Tensor  # (N, K / b)
+    dtype: np.dtype[Any] = TYPES["F32"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self.packed), math.prod(self.packed.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+    def __getitem__(self, rows: slice) -> Array:
+        return unpack(self.packed[rows], self.scales[rows])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # always a copy
+        return self[:].astype(self.dtype if dtype is None else dtype, copy=False)
+
+
+def blocks(matrix: Matrix) -> Iterator[slice]:
+    """Yields spans of a matrix's rows: few enough rows in each to take little memory."""
+    step = max(1, BLOCK_NUMBERS // max(1, math.prod(matrix.shape[1:])))
+    yield from (slice(start, min(start + step, len(matrix))) for start in range(0, len(matrix), step))
+
+
+def block_of(columns: int) -> int | None:
+    """Returns the largest power of two up to BLOCK that divides a row, or None if it is too small."""
+    block = BLOCK
+    while columns % block:
+        block //= 2
+    return block if block >= SMALLEST_BLOCK else None
+
+
+def pack(weight: Array, block: int) -> tuple[NDArray[np.uint8], Floats]:
+    """Returns a matrix (N, K) in 8 bits around ZERO, (N, K / b, b), and its scales (N, K / b)."""
+    blocks = weight.reshape(len(weight), -1, block)
+    scales = np.abs(blocks).max(axis=2) / 127
+    scales[scales < np.finfo(np.float32).tiny] = 1  # float32 cannot hold a step: the block becomes zeros
+    values = np.rint(blocks / scales[:, :, None]) + ZERO
+    return values.astype(np.uint8), scales.astype(np.float32)
+
+
+def unpack(packed: Array, scales: Array) -> Floats:
+    """Converts (N, K / b, b) and the scales (N, K / b) back to (N, K)."""
+    values: Floats = (packed.astype(np.float32) - ZERO) * scales[:, :, None]
+    return values.reshape(len(packed), math.prod(packed.shape[1:]))
