@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from swiftlet_models.folding import Folded, Product
 from swiftlet_models.graphs.export import export
-from swiftlet_models.graphs.quantize import quantize
 from swiftlet_models.graphs.ragged import Multiplier, Network, Rows, in_fp32, in_int8, in_signed, of_int8
 from swiftlet_models.graphs.writer import CONTRIB, Graph
 from swiftlet_models.heads import Model
@@ -188,15 +187,6 @@ def padded(graph: Path) -> Engine:
     return PaddedOnnx(graph, 1)
 
 
-def unchanged(subject: Subject) -> Engine:
-    """The artifact's own graph, which is in MatMulNBits."""
-    if subject.int8_graph is not None:
-        return padded(subject.int8_graph)
-    file = subject.directory / "int8.onnx"
-    onnx.save(quantize(onnx.load(subject.exported)), file)
-    return padded(file)
-
-
 def stock(subject: Subject) -> Engine:
     return padded(baselines.stock(subject.exported, subject.directory))
 
@@ -258,7 +248,6 @@ VARIANTS: Final[Mapping[str, Create]] = {
     "ragged, MatMulNBits": ragged(in_blocks),
     "ragged, static activations": static,
     "ragged, one scale for a batch": ragged(in_one_scale),
-    "unchanged: MatMulNBits": unchanged,
     "as exported, fp32": lambda subject: padded(subject.exported),
     "as exported, stock quantize_dynamic": stock,
     "OpenVINO fp32": openvino_fp32,

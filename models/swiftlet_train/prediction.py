@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -87,7 +87,7 @@ def _write(directory: Path, teacher: FinetunedTeacher) -> Artifact:
     )
     draft = Draft(weights_of(model), teacher.tokenizer, manifest, {})
     encodings = golden_encodings(teacher.tokenizer, manifest)
-    answers = golden(encodings, draft.answers(encodings))
+    answers: dict[str, Any] = golden(encodings, draft.answers(encodings))
     teacher.tokenizer.save(directory / TOKENIZER)
     save_weights(directory / WEIGHTS, draft.weights, "int8")
     np.savez_compressed(directory / GOLDEN, **answers)

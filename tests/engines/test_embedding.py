@@ -17,7 +17,6 @@ from swiftlet_models import architectures
 from swiftlet_models.artifact import ONNX, Embedding
 from swiftlet_models.folding import Folded, fold
 from swiftlet_models.graphs.export import export
-from swiftlet_models.graphs.quantize import quantize
 from swiftlet_models.graphs.ragged import in_fp32, in_int8, in_signed
 from swiftlet_models.heads import Model, build
 from swiftlet_models.ragged.network import Network
@@ -121,17 +120,16 @@ def test_onnx_cpu_computes_a_vector_in_a_batch_as_alone(kind: int, multiply: Any
 @pytest.mark.parametrize("kind", range(3), ids=IDS[:3])
 def test_padded_engine_does_not_pool_padding(kind: int, name: str, tmp_path: Path) -> None:
     model = network("bert", kind)
-    file = tmp_path / ONNX
-    onnx.save(quantize(exported(kind)) if name == "onnx_cpu" else exported(kind), file)
     engine: Engine
     match name:
         case "onnx_cpu":
-            engine = PaddedOnnx(file, threads=1)
+            onnx.save(export(model), tmp_path / ONNX)
+            engine = PaddedOnnx(tmp_path / ONNX, threads=1)
         case "openvino":
-            engine = OpenVino(file, threads=1, calls=1)
+            engine = OpenVino(folded("bert", kind), threads=1, calls=1)
         case _:
             engine = PaddedTorch(model, torch.device("cpu"))
-    off = {"onnx_cpu": INT8, "openvino": max(engine.extra_tolerance, 1e-5), "torch": FP32}[name]
+    off = max(engine.extra_tolerance, 1e-5) if name == "openvino" else FP32
 
     assert relative_error(rows_of(engine, MIXED), expected("bert", kind, MIXED)) <= off
 
@@ -144,8 +142,3 @@ def test_pooling_ignores_the_position_in_focus(kind: int) -> None:
     for engine in (Native(best(), folded("bert", kind)), RaggedOnnx(folded("bert", kind), in_fp32, threads=1)):
         (alone,), (row,) = engine.run(Batch.of([one])), engine.run(Batch.of([several]))
         assert row.tolist() == [alone[0].tolist()] * 3
-
-
-@cache
-def exported(kind: int) -> onnx.ModelProto:
-    return export(network("bert", kind))

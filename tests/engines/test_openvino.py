@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from swiftlet_models.artifact import ONNX, open_artifact
-from swiftlet_serve.engines.openvino import OpenVino
+from swiftlet_models.artifact import open_artifact
+from swiftlet_serve.engines.openvino import OpenVino, create
 from swiftlet_serve.inference.loading import load_model
 from swiftlet_serve.types import Batch
 from tests.support.checkpoints import relative_error
@@ -46,7 +46,7 @@ def joined(parts: list[np.ndarray]) -> torch.Tensor:
 @each
 def test_openvino_computes_the_rows_of_onnx_runtime(artifact_dir, architecture, task):
     artifact = open_artifact(artifact_dir / "fp32" / f"{architecture}-{task}")
-    engine = OpenVino(artifact.file(ONNX), threads=1, calls=1)
+    engine = create(artifact, threads=1)
 
     assert relative_error(joined(rows(engine, task)), answers(artifact, "onnx_cpu")) <= tolerance(engine)
 
@@ -62,7 +62,7 @@ def test_openvino_reproduces_golden_answers(artifact_dir, architecture, task, pr
 
 @each
 def test_openvino_computes_a_row_in_a_batch_nearly_as_alone(artifact_dir, architecture, task):
-    engine = OpenVino(artifact_dir / "int8" / f"{architecture}-{task}" / ONNX, threads=1, calls=1)
+    engine = create(open_artifact(artifact_dir / "int8" / f"{architecture}-{task}"), threads=1)
     together = rows(engine, task)
     alone = [engine.run(Batch.of([one]))[0] for one in encodings(task)]
 
@@ -71,7 +71,7 @@ def test_openvino_computes_a_row_in_a_batch_nearly_as_alone(artifact_dir, archit
 
 
 def test_openvino_runs_several_calls_at_once(artifact_dir):
-    engine = OpenVino(artifact_dir / "int8" / "bert-qa" / ONNX, threads=1, calls=2)
+    engine = create(open_artifact(artifact_dir / "int8" / "bert-qa"), threads=1)
     given = encodings("qa")
     alone = [engine.run(Batch.of([one]))[0].tolist() for one in given]
     together = Barrier(len(given))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from swiftlet_models.artifact import ONNX, SAFETENSORS, ArtifactError, open_artifact, seal
+from swiftlet_models.artifact import SAFETENSORS, WEIGHTS, ArtifactError, open_artifact, seal
 from swiftlet_serve.engines import torch as torch_engine
 from swiftlet_serve.inference.loading import load_model
 from swiftlet_serve.types import Batch
@@ -154,13 +154,13 @@ def test_torch_rejects_weights_of_another_architecture(artifact_dir, copied):
 def test_torch_rejects_a_graph_of_another_network(artifact_dir, copied):
     manifest = open_artifact(copied).manifest
     (copied / SAFETENSORS).unlink()
-    shutil.copy(artifact_dir / "int8" / "albert-classify" / ONNX, copied / ONNX)
+    shutil.copy(artifact_dir / "int8" / "albert-classify" / WEIGHTS, copied / WEIGHTS)
     seal(copied, manifest)
 
     assert "do not match the manifest" in rejection(copied)
 
 
-@pytest.mark.parametrize("name", [SAFETENSORS, ONNX])
+@pytest.mark.parametrize("name", [SAFETENSORS, WEIGHTS])
 @pytest.mark.parametrize("content", [b"no weights", b"\x00" * 64, b"\xff" * 64])
 def test_torch_rejects_a_file_without_weights(copied, name, content):
     manifest = open_artifact(copied).manifest

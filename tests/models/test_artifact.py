@@ -32,7 +32,7 @@ from tests.support.artifacts import make_artifact
 
 PARTS = {
     "tokenizer.json": b'{"model": {}}',
-    "model.onnx": bytes(range(256)) * 3,
+    "weights.safetensors": bytes(range(256)) * 3,
     "golden.npz": b"PK\x03\x04golden",
     "card.json": '{"score": 0.5, "by": "Müller"}'.encode(),
 }
@@ -102,7 +102,7 @@ def test_open_artifact_returns_sealed_manifest(path: Path) -> None:
     assert {name: file.size for name, file in opened.manifest.files.items()} == {
         name: len(content) for name, content in PARTS.items()
     }
-    assert opened.file("model.onnx").read_bytes() == PARTS["model.onnx"]
+    assert opened.file("weights.safetensors").read_bytes() == PARTS["weights.safetensors"]
     assert opened.card() == {"score": 0.5, "by": "Müller"}
 
 
@@ -154,7 +154,9 @@ def test_open_artifact_rejects_truncated_file(path: Path, name: str) -> None:
     assert error_message(path) == f"{name} has {len(PARTS[name]) - 1} bytes, not {len(PARTS[name])}."
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "model.onnx.data", ".hidden", "model.bin", "MANIFEST.json"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "weights.safetensors.data", ".hidden", "model.bin", "MANIFEST.json"]
+)
 def test_open_artifact_rejects_extra_file(path: Path, name: str) -> None:
     (path / name).write_bytes(b"more")
     assert error_message(path) == f"{name} is not listed in manifest.json."
@@ -200,10 +202,10 @@ def test_open_artifact_rejects_irregular_file(path: Path, make: Callable[[Path],
 def test_open_artifact_rejects_file_of_other_artifact(path: Path) -> None:
     other = path.parent / "other"
     shutil.copytree(path, other)
-    (other / "model.onnx").write_bytes(PARTS["model.onnx"][::-1])
+    (other / "weights.safetensors").write_bytes(PARTS["weights.safetensors"][::-1])
     seal(other, MAIN)
-    shutil.copyfile(other / "model.onnx", path / "model.onnx")
-    assert error_message(path) == "model.onnx was altered: its SHA-256 is not the one listed."
+    shutil.copyfile(other / "weights.safetensors", path / "weights.safetensors")
+    assert error_message(path) == "weights.safetensors was altered: its SHA-256 is not the one listed."
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -217,8 +219,8 @@ def test_seal_rejects_missing_and_unknown_files(path: Path, name: str) -> None:
 
 
 def test_seal_rejects_empty_file(path: Path) -> None:
-    (path / "model.onnx").write_bytes(b"")
-    with pytest.raises(ArtifactError, match=r"the field 'files/model\.onnx' has a wrong value"):
+    (path / "weights.safetensors").write_bytes(b"")
+    with pytest.raises(ArtifactError, match=r"the field 'files/weights\.safetensors' has a wrong value"):
         seal(path, MAIN)
 
 
@@ -256,7 +258,7 @@ WRONG_VALUES: dict[str, list[Any]] = {
     "tolerance": [0, -0.1, True, "0.1", None, [], 10**400],
     "config": [None, [], "x", 3],
     "source": [None, [], "x", 3],
-    "files": [None, [], "x", [{"name": "model.onnx"}]],
+    "files": [None, [], "x", [{"name": "weights.safetensors"}]],
     "embedding": ["mean", [], {}, {"pooling": "mean"}, EMBEDDING | {"more": 1}],
     "reading": [1.5, [], {}, "left", {"truncation_side": "left"}, READING | {"more": 1}],
     "languages": [None, "en", [1], ["English"], ["EN"], ["en_GB"], ["multilingual"], [""]],
@@ -277,7 +279,7 @@ def test_wrong_values_cover_all_fields(path: Path) -> None:
 @pytest.mark.parametrize("key", [*(key for key in WRONG_VALUES if key not in LATER), "format"])
 def test_manifest_rejects_missing_field(path: Path, key: str) -> None:
     edit(path, lambda document: document.pop(key))
-    expected = "the format is not 1." if key == "format" else f"the field {key!r} is missing."
+    expected = "the format is not 1 or 2." if key == "format" else f"the field {key!r} is missing."
     assert error_message(path) == f"manifest.json: {expected}"
 
 
@@ -315,11 +317,21 @@ def test_manifest_rejects_unknown_field(path: Path) -> None:
     assert error_message(path) == "manifest.json: the field 'trust_remote_code' is unknown."
 
 
-@pytest.mark.parametrize("value", [0, 2, "1", 1.0, True, None, [1], "x" * 100_000])
+def test_first_format_has_a_graph(path: Path) -> None:
+    (path / "weights.safetensors").rename(path / "model.onnx")
+    artifact = seal(path, MAIN)
+
+    assert artifact.manifest.format == 1
+    assert artifact.weights == path / "model.onnx"
+    edit(path, settings_of(format=2))
+    assert error_message(path) == "manifest.json: the list of files lacks weights.safetensors."
+
+
+@pytest.mark.parametrize("value", [0, 3, "1", 1.0, True, None, [1], "x" * 100_000])
 def test_manifest_rejects_other_format(path: Path, value: Any) -> None:
     """The format is checked first, because another format may have other fields."""
     edit(path, lambda document: (document.clear(), document.update(format=value)))
-    assert error_message(path) == "manifest.json: the format is not 1."
+    assert error_message(path) == "manifest.json: the format is not 1 or 2."
 
 
 @pytest.mark.parametrize(
@@ -419,7 +431,7 @@ def test_manifest_rejects_file_entry_that_is_no_object(path: Path, entry: Any) -
         "..",
         "",
         "manifest.json",
-        "model.onnx\u0000",
+        "weights.safetensors\u0000",
         "./card.json",
         "pytorch_model.bin",
     ],

@@ -10,11 +10,11 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import torch
+from safetensors.numpy import load_file
 
-from swiftlet_models.artifact import ONNX, Artifact, find_artifacts, open_artifact
+from swiftlet_models.artifact import WEIGHTS, Artifact, find_artifacts, open_artifact
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.inference.loading import BUNDLED, LoadedModel, load_model
 from swiftlet_serve.inference.local_runtime import LocalRuntime
@@ -161,7 +161,7 @@ def test_card_has_sources_scores_and_latency(name):
     assert card["int8"]["agreement"]["value"] >= 90
     assert card["latency"]["milliseconds"] > 0
     assert card["latency"]["machine"]
-    assert card["bytes"] == (BUNDLED / name / ONNX).stat().st_size
+    assert card["bytes"] == (BUNDLED / name / WEIGHTS).stat().st_size
 
 
 @each
@@ -212,11 +212,10 @@ def test_bundled_model_names_no_local_paths(name):
 
 @each
 def test_bundled_model_stores_matrices_once_in_int8(name):
-    graph = onnx.load(artifact(name).file(ONNX)).graph
-    large = [t for t in graph.initializer if len(t.dims) == 2 and t.data_type == onnx.TensorProto.FLOAT]
+    tensors = load_file(artifact(name).weights)
+    large = [name for name, tensor in tensors.items() if tensor.ndim == 2 and tensor.dtype == np.float32]
 
-    assert not [t.name for t in large if t.dims[0] >= 16 and not t.name.endswith(".scale")]
-    assert len({t.name for t in graph.initializer}) == len(graph.initializer)
+    assert not [name for name in large if len(tensors[name]) >= 16 and not name.endswith(".scale")]
 
 
 @pytest.mark.parametrize("name", of_task("classify"))

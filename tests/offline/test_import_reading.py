@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
 from swiftlet_models.artifact import Reading
+from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.offline import import_checkpoint as module
@@ -39,7 +42,11 @@ def save(path: Path, model_type: str, task: str, vocabulary: str, *, config: Any
 def drafts(monkeypatch: pytest.MonkeyPatch) -> list[Draft]:
     """The drafts of imports, of which no artifact is made."""
     made: list[Draft] = []
-    monkeypatch.setattr(module, "release", lambda draft, *_, **__: made.append(draft))
+
+    def release(draft: Draft, *_: object, **__: object) -> None:
+        made.append(replace(draft, weights={name: np.asarray(weight) for name, weight in draft.weights.items()}))
+
+    monkeypatch.setattr(module, "release", release)
     return made
 
 
@@ -126,11 +133,10 @@ def test_other_padding_ids_give_the_logits_of_transformers(drafts: list[Draft], 
     source = save(tmp_path, "roberta", "classify", "bpe", config=config)
     one, _ = draft(drafts, source, "classify")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(source).eval()
-    ids = torch.tensor(encode(one, cases.SENTENCES[0]))
-    zeros = torch.zeros_like(ids)
-    found = one.network(ids, zeros, torch.tensor([ids.shape[1]]), torch.tensor([0]))
+    (ids,) = encode(one, cases.SENTENCES[0])
+    (row,) = one.answers([Encoding(np.array(ids), np.zeros(len(ids), np.int64), np.array([0]))])
 
-    torch.testing.assert_close(found, model(input_ids=ids).logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.from_numpy(row), model(torch.tensor([ids])).logits, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("padding", [0, 2, 4, 40])  # <s>, </s>, <mask> and a common token

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from dataclasses import replace
@@ -10,18 +9,16 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from click.testing import CliRunner
-from onnx import numpy_helper
+from safetensors.numpy import load_file, save_file
 
-from swiftlet_models.artifact import CARD, ONNX, SAFETENSORS, ArtifactError, open_artifact
-from swiftlet_models.graphs.export import answer
-from swiftlet_models.graphs.quantize import quantize, read_weights
+from swiftlet_models.artifact import CARD, SAFETENSORS, WEIGHTS, ArtifactError, open_artifact
 from swiftlet_models.metrics import Score, mean
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_models.weakness import Weakness
+from swiftlet_models.weights import read_weights, save_weights
 from swiftlet_serve.cli.main import main
 from swiftlet_serve.engines import native
 from swiftlet_serve.errors import SetupError
@@ -29,11 +26,12 @@ from swiftlet_serve.inference.loading import load_model
 from swiftlet_serve.offline import release as releases
 from swiftlet_serve.offline.evaluate import Evaluation
 from swiftlet_serve.offline.fidelity import Fidelity
-from swiftlet_serve.offline.release import Measure, ReleaseError, golden_encodings
+from swiftlet_serve.offline.release import GOLDEN_COLUMNS, Measure, ReleaseError, golden, golden_encodings
+from swiftlet_serve.types import Batch
 from swiftlet_serve.workers.golden import replay
 from tests.support.artifacts import VOCABULARY, make_artifact
-from tests.support.checkpoints import SMALL, reference
-from tests.support.networks import draft, graph, make, network
+from tests.support.checkpoints import SMALL, reference, relative_error
+from tests.support.networks import NETWORKS, draft, make, network
 
 needs_kernels = pytest.mark.skipif(native.best() is None, reason="there are no kernels for this CPU")
 
@@ -76,14 +74,36 @@ def test_release_tolerance_is_twice_the_deviation(out):
     assert artifact.manifest.tolerance == pytest.approx(2 * replay(artifact, model.engine), rel=1e-3)
 
 
-def test_golden_answers_equal_fp32_network(out):
-    plan = draft("mobilebert", "qa")
-    with np.load(make(out, plan).path / "golden.npz") as file:
-        rows = file["rows"]
+@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+def test_golden_answers_are_those_of_the_fp32_network(architecture, task):
+    plan = draft(architecture, task)
     encodings = golden_encodings(plan.tokenizer, plan.manifest)
+    arrays = golden(encodings, plan.answers(encodings))
+    rows, columns = arrays.pop("rows"), arrays.pop("columns")
+    laid = Batch.without_top_k(**arrays)
+    expected = torch.cat([answer(network(architecture, task), encoding) for encoding in encodings])
 
-    assert len(encodings) == 3
-    assert np.array_equal(rows, np.concatenate([answer(plan.network, encoding) for encoding in encodings]))
+    assert [text.input_ids.tolist() for text in laid.encodings()] == [text.input_ids.tolist() for text in encodings]
+    assert [text.focus.tolist() for text in laid.encodings()] == [text.focus.tolist() for text in encodings]
+    assert rows.dtype == np.float32
+    assert relative_error(torch.from_numpy(rows), expected[:, columns]) <= 1e-5
+
+
+def answer(model, encoding):
+    """Returns the outputs of a torch network for a sequence."""
+    ids, types, focus = map(torch.from_numpy, (encoding.input_ids, encoding.token_type_ids, encoding.focus))
+    with torch.no_grad():
+        return model(ids[None], types[None], torch.tensor([len(ids)]), focus)
+
+
+def test_golden_answers_of_a_wide_head_keep_some_columns():
+    encodings = golden_encodings(draft("albert", "fill-mask").tokenizer, draft("albert", "fill-mask").manifest)
+    arrays = golden(encodings, [np.tile(np.arange(5000.0), (len(text.focus), 1)) for text in encodings])
+
+    assert arrays["rows"].shape == (sum(len(text.focus) for text in encodings), GOLDEN_COLUMNS)
+    assert arrays["columns"][[0, -1]].tolist() == [0, 4999]
+    assert (np.diff(arrays["columns"]) > 0).all()
+    assert arrays["rows"][0].tolist() == arrays["columns"].tolist()
 
 
 def test_card_records_scores_and_latency(out, reviews):
@@ -101,7 +121,7 @@ def test_card_records_scores_and_latency(out, reviews):
     assert card["latency"]["milliseconds"] > 0
     assert card["latency"]["tokens"] == 32
     assert card["latency"]["machine"]
-    assert card["bytes"] == (out / "bert-classify" / ONNX).stat().st_size
+    assert card["bytes"] == (out / "bert-classify" / WEIGHTS).stat().st_size
 
 
 @needs_kernels
@@ -170,23 +190,22 @@ def test_card_without_data_file_says_so(out):
     assert "data" not in card
 
 
-def test_fp32_release_keeps_exported_graph(out, reviews):
+def test_fp32_release_keeps_the_weights(out, reviews):
     artifact = make(out, draft("bert", "classify", "fp32"), Measure(reviews))
+    weights, own = read_weights(artifact.weights), draft("bert", "classify").weights
 
     assert artifact.manifest.precision == "fp32"
-    assert onnx.load(artifact.file(ONNX)) == graph("bert", "classify")
+    assert {name: weight.tobytes() for name, weight in weights.items()} == {name: own[name].tobytes() for name in own}
     assert set(artifact.card()["scores"]) >= {"fp32"}
     assert "int8" not in artifact.card()["scores"]
 
 
 def test_release_adds_fp32_weights_on_request(out):
-    from safetensors.torch import load_file
-
     artifact = make(out, draft("bert", "classify"), keep_fp32=True)
-    weights, own = load_file(artifact.file(SAFETENSORS)), network("bert", "classify").state_dict()
+    weights, own = load_file(artifact.file(SAFETENSORS)), draft("bert", "classify").weights
 
     assert weights.keys() == own.keys()
-    assert all(torch.equal(weights[name], own[name]) for name in own)
+    assert all(np.array_equal(weights[name], own[name]) for name in own)
     assert SAFETENSORS not in make(out, draft("bert", "classify")).manifest.files
 
 
@@ -291,16 +310,16 @@ def test_card_omits_native_engine_without_kernels(out):
 
 
 def damage(name, factor):
-    """Returns a function that quantises a graph with a wrong scale of one matrix."""
+    """Makes releases store one matrix of int8 with a wrong scale."""
 
-    def quantise(proto):
-        result = quantize(proto)
-        (tensor,) = (tensor for tensor in result.graph.initializer if tensor.name == f"{name}.scale")
-        scale = numpy_helper.to_array(tensor) * np.float32(factor)
-        tensor.CopyFrom(numpy_helper.from_array(scale, tensor.name))
-        return result
+    def save(file, weights, precision):
+        save_weights(file, weights, precision)
+        if precision == "int8":
+            tensors = load_file(file)
+            tensors[f"{name}.scale"] = tensors[f"{name}.scale"] * np.float32(factor)
+            save_file(tensors, file)
 
-    return mock.patch("swiftlet_models.graphs.quantize.quantize", quantise)
+    return mock.patch.object(releases, "save_weights", save)
 
 
 @pytest.mark.parametrize("name", ["encoder.embeddings.word.weight", "encoder.layers.0.ffn_in.weight"])
@@ -357,19 +376,6 @@ def test_release_rejects_int8_answers_that_are_not_finite(out):
         make(out, draft("bert", "classify"))
 
 
-def test_release_rejects_graph_that_differs_from_torch(out):
-    plan = draft("bert", "classify")
-    other = copy.deepcopy(plan.network)
-    other.head.output.bias.data += 0.1
-    with (
-        mock.patch("swiftlet_models.graphs.export.export", return_value=graph("bert", "classify")),
-        pytest.raises(ArtifactError, match="differ from the golden answers"),
-    ):
-        make(out, replace(plan, network=other))
-
-    assert list(out.iterdir()) == []
-
-
 def test_failed_release_keeps_previous_artifact(out, reviews, scores):
     before = contents(make(out, draft("bert", "classify")).path)
     scores(90.0, 80.0)
@@ -387,7 +393,7 @@ def test_release_replaces_previous_artifact(out):
     artifact = make(out, replace(plan, manifest=replace(plan.manifest, version="2")))
 
     assert open_artifact(out / "bert-classify").manifest.version == "2"
-    assert set(artifact.manifest.files) == {"tokenizer.json", "model.onnx", "golden.npz", CARD}
+    assert set(artifact.manifest.files) == {"tokenizer.json", WEIGHTS, "golden.npz", CARD}
     assert [path.name for path in out.iterdir()] == ["bert-classify"]
 
 
@@ -447,7 +453,7 @@ def test_import_command_writes_artifact(checkpoint, out, reviews):
     assert artifact.card()["summary"] == "Imported from Tiny_BERT."
     assert artifact.manifest.max_tokens == 64
     assert artifact.card()["scores"]["int8"]["accuracy"]["n"] == 30
-    assert read_weights(onnx.load(artifact.file(ONNX)))["head.output.weight"].shape == (3, 48)
+    assert read_weights(artifact.file(WEIGHTS))["head.output.weight"].shape == (3, 48)
     assert CliRunner().invoke(main, ["check", str(artifact.path)]).exit_code == 0
 
 
@@ -528,18 +534,17 @@ def test_card_keeps_non_ascii_text(out):
 def test_release_rejects_weights_that_are_not_finite(out, parameter, damage, precision):
     """Built-in texts do not reach the last row of the word embeddings."""
     plan = draft("bert", "classify", precision)
-    damaged = copy.deepcopy(plan.network)
-    damaged.state_dict()[parameter][-1] = damage
+    damaged = {name: weight.copy() for name, weight in plan.weights.items()}
+    damaged[parameter][-1] = damage
 
     with pytest.raises(ReleaseError, match=f"parameter {parameter} holds NaN or infinity. No artifact is written"):
-        make(out, replace(plan, network=damaged))
+        make(out, replace(plan, weights=damaged))
     assert list(out.iterdir()) == []
 
 
 def test_release_rejects_answers_that_are_not_finite(out):
     plan = draft("bert", "classify")
-    overflowing = copy.deepcopy(plan.network)
-    overflowing.head.output.weight.data.fill_(3e38)
+    overflowing = {**plan.weights, "head.output.weight": np.full((3, 64), 3e38, np.float32)}
 
     with pytest.raises(ReleaseError, match=r"answers built-in texts with NaN or infinity\. No artifact is written"):
-        make(out, replace(plan, network=overflowing))
+        make(out, replace(plan, weights=overflowing))

@@ -175,7 +175,8 @@ def _load(library: Library, artifact: Hostile, seed: int) -> str:
 
 
 _FILES: Final = {
-    name: {"size": 1, "sha256": "0" * 64} for name in ("model.onnx", "tokenizer.json", "golden.npz", "card.json")
+    name: {"size": 1, "sha256": "0" * 64}
+    for name in ("weights.safetensors", "tokenizer.json", "golden.npz", "card.json")
 }
 
 

@@ -529,7 +529,7 @@ def test_run_recipe_uses_an_artifact_as_teacher(trained, project, tmp_path, monk
     reports: list[str] = []
     run_recipe(str(tmp_path / "tiny.toml"), (), project / "data", tmp_path / "runs", tmp_path / "out", reports.append)
     (teacher,) = teachers
-    weights = read_weights(path / "model.onnx")
+    weights = read_weights(path / "weights.safetensors")
 
     assert [line for line in reports if line.startswith("step 12/12 mlm ")]
     assert {name: value.numpy() for name, value in teacher.state_dict().items()}.keys() == weights.keys()

@@ -31,7 +31,7 @@ from swiftlet_models.artifact import (
 from swiftlet_models.folding import FoldingError, fold
 from swiftlet_models.graphs.ragged import in_fp32
 from swiftlet_models.parameters import ParametersError
-from swiftlet_models.tensors import Weights, WeightsError, blocks
+from swiftlet_models.tensors import Matrix, Weights, WeightsError, blocks
 from swiftlet_models.tokenizer import Encoding, Tokenizer
 from swiftlet_models.weights import open_weights, save_weights
 from swiftlet_serve import evaluation, tasks
@@ -226,16 +226,17 @@ def _check_rounding(file: Path, weights: Weights) -> None:
     """Raises ReleaseError if a stored matrix differs from the network's by more than rounding can."""
     with open_weights(file) as stored:
         for name, weight in weights.items():
-            if not all(_is_rounded(stored[name][rows], weight[rows]) for rows in blocks(weight)):
+            if not all(_is_rounded(stored[name], weight, rows) for rows in blocks(weight)):
                 raise ReleaseError(f"int8 changes the parameter {name} by more than rounding. Please report this.")
 
 
-def _is_rounded(stored: NDArray[Any], weight: NDArray[Any]) -> bool:
+def _is_rounded(stored: Matrix, weight: Matrix, rows: slice) -> bool:
+    own = weight[rows]
     try:
-        difference = np.linalg.norm(stored - weight)
+        difference = np.linalg.norm(stored[rows] - own)
     except WeightsError:  # it is not finite
         return False
-    return bool(difference <= MAX_ROUNDING * np.linalg.norm(weight))
+    return bool(difference <= MAX_ROUNDING * np.linalg.norm(own))
 
 
 def golden_encodings(tokenizer: Tokenizer, manifest: Manifest) -> list[Encoding]:

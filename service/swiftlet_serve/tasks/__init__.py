@@ -84,7 +84,7 @@ def is_causal(manifest: Manifest) -> bool:
     """
     try:
         config = architectures.describe(manifest.architecture).Config(**manifest.config)
-        return config.traits().causal
+        return bool(config.traits().causal)
     except (ValueError, TypeError):
         return False
 

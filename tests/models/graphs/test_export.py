@@ -13,10 +13,9 @@ import torch
 from onnx import TensorProto
 from torch import Tensor, nn
 
-from swiftlet_models.graphs.export import GOLDEN_COLUMNS, ExportError, export, golden, write
+from swiftlet_models.graphs.export import ExportError, export, write
 from swiftlet_models.heads import Model
 from swiftlet_models.tokenizer import Encoding
-from swiftlet_serve.types import Batch
 from tests.support.checkpoints import our_rows, relative_error
 from tests.support.graph_cache import cached, structure
 from tests.support.networks import NETWORKS, batch, graph, network, run
@@ -87,33 +86,6 @@ def test_write_is_deterministic_and_writes_one_file(tmp_path):
     assert [file.name for file in (tmp_path / "one").iterdir()] == ["model.onnx"]
     assert (tmp_path / "one/model.onnx").read_bytes() == (tmp_path / "other/model.onnx").read_bytes()
     assert onnx.load(tmp_path / "one/model.onnx") == graph("bert", "qa")
-
-
-@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_golden_answers_are_computed_for_each_encoding_alone(architecture, task):
-    encodings = _encodings(task)
-    arrays = golden(network(architecture, task), encodings)
-    rows, columns = arrays.pop("rows"), arrays.pop("columns")
-    laid = Batch.without_top_k(**arrays)
-    expected = [our_rows(network(architecture, task), row) for row in batch(task, [6, 1, 30]).alone()]
-
-    assert [e.input_ids.tolist() for e in laid.encodings()] == [e.input_ids.tolist() for e in encodings]
-    assert [e.focus.tolist() for e in laid.encodings()] == [e.focus.tolist() for e in encodings]
-    assert rows.dtype == np.float32
-    assert np.array_equal(rows, torch.cat(expected).numpy()[:, columns])
-
-
-def test_golden_answers_of_a_wide_head_keep_some_columns():
-    class Wide(nn.Module):
-        def forward(self, input_ids: Tensor, types: Tensor, lengths: Tensor, focus: Tensor) -> Tensor:
-            return torch.arange(5000.0).repeat(len(focus), 1)
-
-    arrays = golden(Wide(), _encodings("fill-mask"))
-
-    assert arrays["rows"].shape == (7, GOLDEN_COLUMNS)
-    assert arrays["columns"][[0, -1]].tolist() == [0, 4999]
-    assert (np.diff(arrays["columns"]) > 0).all()
-    assert arrays["rows"][3].tolist() == arrays["columns"].tolist()
 
 
 def test_export_rejects_a_graph_that_lacks_a_parameter():
