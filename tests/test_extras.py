@@ -83,7 +83,6 @@ def test_missing_package_is_named_with_all_extras(uninstall):
 @pytest.mark.parametrize(
     ("command", "package"),
     [
-        (["import", "a/b", "--task", "classify"], "onnxscript"),
         (["bench"], "onnx"),
         (["bench", "--out", "charts"], "matplotlib"),
         (["train", "no_such_recipe"], "sentencepiece"),

@@ -49,7 +49,7 @@ CARD: Final = "card.json"
 FORMATS: Final[Mapping[str, int]] = {WEIGHTS: 2, ONNX: 1}  # by the file of the parameters
 LATER: Final = ("embedding", "decisions", "languages", "reading")  # fields that manifests of older versions lack
 REQUIRED: Final = frozenset({TOKENIZER, GOLDEN, CARD})  # and one of FORMATS
-OPTIONAL: Final = frozenset({SAFETENSORS})
+OPTIONAL: Final = frozenset({SAFETENSORS, *FORMATS})
 MAX_MANIFEST_BYTES: Final = 1 << 20
 MAX_BYTES: Final[Mapping[str, int]] = {TOKENIZER: 64 << 20, GOLDEN: 4 << 20, CARD: 1 << 20}
 """The size that a file may have if reading it takes more memory than its bytes."""
@@ -350,7 +350,7 @@ def _parse(document: object) -> Manifest:
     required = REQUIRED | {name for name, number in FORMATS.items() if number == document["format"]}
     for name in sorted(required - set(files)):
         raise ValueError(f"the list of files lacks {name}.")
-    for name in sorted(set(files) - required - OPTIONAL):
+    for name in sorted(set(files) - required - {SAFETENSORS}):
         raise ValueError(f"the list of files has the unknown name {name!r}.")
     for name, entry in files.items():
         check(

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from swiftlet_models import architectures
 from swiftlet_models.architectures.layers import ACTIVATIONS, Config, Encoder
 from swiftlet_models.artifact import Embedding, Head, Pooling
-from swiftlet_models.convert import ConvertedCheckpoint
 from swiftlet_models.tensors import Weights
 
 
@@ -178,17 +177,15 @@ def build(
     return model
 
 
-def load(converted: ConvertedCheckpoint) -> Model:
-    """Builds the network of a checkpoint. What the checkpoint lacks stays untrained.
+def fill(model: Model, weights: Weights) -> Model:
+    """Copies parameters into a network, and returns it, ready to run. What the weights lack stays as it is.
 
     Raises:
-        ValueError: as `build`.
+        RuntimeError: a parameter has another shape.
         WeightsError: a parameter cannot be read.
     """
-    width = converted.width
-    model = build(converted.architecture, converted.config, converted.head, width, converted.embedding)
-    tensors = {name: torch.from_numpy(np.asarray(weight)) for name, weight in converted.weights.items()}
-    model.load_state_dict(tensors, strict=False)  # `convert` compared their names and shapes
+    tensors = {name: torch.from_numpy(np.asarray(weight)) for name, weight in weights.items()}
+    model.load_state_dict(tensors, strict=False)
     return model.eval()
 
 

@@ -19,6 +19,7 @@ from swiftlet_models import architectures
 from swiftlet_models.architectures import descriptions
 from swiftlet_models.artifact import Artifact, Manifest
 from swiftlet_models.folding import fold
+from swiftlet_models.heads import weights_of
 from swiftlet_models.operations import Operations
 from swiftlet_serve.engines import native
 from swiftlet_serve.engines.onnx_cpu import RaggedOnnx
@@ -87,7 +88,7 @@ def artifact(network: torch.nn.Module, tmp_path_factory: pytest.TempPathFactory)
         config=CONFIG,
         source={"made": "for a test"},
     )
-    draft = Draft(network, make_tokenizer(), manifest, {"summary": "Random weights."})
+    draft = Draft(weights_of(network), make_tokenizer(), manifest, {"summary": "Random weights."})
     return release(draft, tmp_path_factory.mktemp("artifacts") / manifest.name, None)
 
 

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from swiftlet_models import convert as product
 from swiftlet_models.artifact import Head, Outputs
 from swiftlet_models.convert import ConvertedCheckpoint
-from swiftlet_models.heads import Model, build, load
+from swiftlet_models.heads import Model, build, fill
 
 Task = Literal["classify", "qa", "fill-mask", "score", "entities", "zero-shot"]
 TASKS: Final[tuple[Task, ...]] = ("classify", "qa", "fill-mask")
@@ -250,7 +250,8 @@ class Converted(ConvertedCheckpoint):
 
     @cached_property
     def model(self) -> Model:
-        return load(self)
+        parts = self.architecture, self.config, self.head, self.width, self.embedding
+        return fill(build(*parts), self.weights)
 
 
 def convert(directory: Path, head: Head, outputs: Outputs = "labels", **options: Any) -> Converted:

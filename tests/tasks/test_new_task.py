@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from swiftlet_models.artifact import Artifact, Manifest
-from swiftlet_models.heads import build
+from swiftlet_models.heads import build, weights_of
 from swiftlet_serve import evaluation, tasks
 from swiftlet_serve.cli.main import main
 from swiftlet_serve.engines import native
@@ -84,7 +84,7 @@ def artifact(folder: Path, data: Path, tmp_path_factory: pytest.TempPathFactory)
         config=CONFIGS["bert"],
         source={"made": "for a test"},
     )
-    draft = Draft(network.eval(), make_tokenizer(), manifest, {"summary": "Random weights."})
+    draft = Draft(weights_of(network), make_tokenizer(), manifest, {"summary": "Random weights."})
     directory = tmp_path_factory.mktemp("artifacts") / manifest.name
     return release(draft, directory, Measure(data), max_loss=100)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from swiftlet_models import convert
 from swiftlet_models import sentence_transformers as sentences
-from swiftlet_models.heads import Model, load
+from swiftlet_models.heads import Model, build, fill
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_train.examples.batches import make_batches
 from swiftlet_train.examples.example import Example, unlabelled
@@ -97,7 +97,8 @@ def load_sentence_teacher(package: str) -> tuple[Model, Tokenizer, int]:
     with convert.convert(
         encoder.checkpoint, "embedding", "hidden", embedding=encoder.embedding, parameters=encoder.dense
     ) as converted:
-        model = load(converted)
+        parts = converted.architecture, converted.config, converted.head, converted.width, converted.embedding
+        model = fill(build(*parts), converted.weights)
     max_tokens = min(model.encoder.max_tokens, encoder.max_tokens or model.encoder.max_tokens)
     return model, Tokenizer.from_directory(encoder.checkpoint), max_tokens
 

@@ -14,7 +14,7 @@ from torch import nn
 from swiftlet_models import convert
 from swiftlet_models.architectures.layers import Encoder
 from swiftlet_models.checkpoint_tensors import ConversionError
-from swiftlet_models.heads import load
+from swiftlet_models.heads import build, fill
 from swiftlet_models.tokenizer import Tokenizer
 
 
@@ -33,7 +33,8 @@ def load_teacher(package: str) -> TeacherCheckpoint:
         ConversionError: the package is not installed, or holds no checkpoint with layers like BERT's.
     """
     with convert.convert(find_checkpoint(package), "masked_lm", "vocabulary", encoder_only=True) as converted:
-        encoder = load(converted).encoder
+        parts = converted.architecture, converted.config, converted.head, converted.width
+        encoder = fill(build(*parts), converted.weights).encoder
     traits = encoder.config.traits()
     if traits.bottleneck is not None or traits.embedding.projection != "none" or len(traits.feed_forward) != 1:
         raise ConversionError(f"the teacher's package {package} holds no checkpoint of a BERT.")

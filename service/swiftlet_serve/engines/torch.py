@@ -2,8 +2,8 @@
 
 The engine runs the folded network over the ragged batch (`swiftlet_models/ragged`), without padding. On a CUDA device,
 batches of usual sizes are CUDA graphs. If folding does not support the network, the engine runs the network of
-`swiftlet_models.heads`, padded. It reads the weights from the artifact's `model.safetensors`, or from its `model.onnx`
-if there is no such file, with int8 weights converted back. It does not use fp16, because MobileBERT's hidden states
+`swiftlet_models.heads`, padded. It reads the fp32 weights of the artifact, or, without these, its
+int8 weights, converted back. It does not use fp16, because MobileBERT's hidden states
 overflow fp16.
 """
 
