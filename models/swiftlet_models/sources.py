@@ -73,7 +73,7 @@ def identify(name: str) -> Source:
     return Source("unknown", "no directory", "")
 
 
-def refusal(name: str, task: str) -> str | None:
+def refusal(name: str, task: str | None) -> str | None:
     """Returns why a source cannot be imported for a task, and the next command. None if its files do not tell."""
     source = identify(name)
     if source.kind == "artifact":
@@ -99,9 +99,14 @@ def seems_for(config: Mapping[str, Any]) -> str | None:
     if task == "classify" and isinstance(labels, dict):
         if any("entail" in str(label).lower() for label in labels.values()):
             return "zero-shot"
-        if len(labels) == 1:
+        if len(labels) == 1 and (config.get("problem_type") != "regression" or is_cross_encoder(config)):
             return "rerank"
     return task
+
+
+def is_cross_encoder(config: Mapping[str, Any]) -> bool:
+    """Returns whether a `config.json` was written by a CrossEncoder of sentence-transformers."""
+    return "sentence_transformers" in config or "sbert_ce_default_activation_function" in config
 
 
 def _directory(path: Path) -> Source:

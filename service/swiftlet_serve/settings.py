@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,6 +18,9 @@ PREFIX: Final = "SWIFTLET_"  # of environment variables
 OTHER_VARIABLES: Final = ("NATIVE_KERNEL", "API_KEY")  # of the native engine, and of `swiftlet shadow-report`
 
 
+MODEL_OPTION: Final = re.compile(r"[a-z_]+=[^=,]*")  # of a model in a list
+
+
 class Settings(BaseSettings):
     """Each setting is an environment variable SWIFTLET_<NAME> and an option of `swiftlet serve`."""
 
@@ -26,9 +30,15 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on. 0 lets the system choose a free port.")
     models: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Models to serve, separated by commas: names of bundled models or artifact directories. "
+        description="Models to serve, separated by commas: names of bundled models, directories of artifacts or "
+        "checkpoints, names on the Hugging Face hub, each with options such as ./mine:task=qa,name=me, or TOML files. "
         "The first model of a task answers requests that name no model. If no model was made for rerank or zero-shot, "
         "the first embedding model answers these requests. Empty: all bundled models, the best one of each task first.",
+    )
+    model_cache: str = Field(
+        "",
+        description="Directory of the models that were imported from checkpoints. Servers can share it. none: a "
+        "temporary one. Empty: swiftlet/models in $XDG_CACHE_HOME or ~/.cache.",
     )
     repository: str | None = Field(
         None,
@@ -187,10 +197,26 @@ class Settings(BaseSettings):
         "info", description="Minimum severity of log messages: debug, info, warning or error."
     )
 
-    @field_validator("models", "devices", "dialects", "cors_origins", "trusted_proxies", mode="before")
+    @field_validator("models", mode="before")
+    @classmethod
+    def _split_models(cls, value: object) -> object:
+        return split_models(value) if isinstance(value, str) else value
+
+    @field_validator("devices", "dialects", "cors_origins", "trusted_proxies", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def split_models(words: str) -> list[str]:
+    """Splits a list of models at its commas, but not between the options of a model."""
+    parts: list[str] = []
+    for part in filter(None, map(str.strip, words.split(","))):
+        if parts and MODEL_OPTION.fullmatch(part) and ":" in parts[-1]:
+            parts[-1] += f",{part}"
+        else:
+            parts.append(part)
+    return parts
 
 
 def check_variables(names: Iterable[str]) -> None:

@@ -14,7 +14,6 @@ from typing import Any, Final, get_args
 import click
 from pydantic import ValidationError
 
-from swiftlet_models import sources
 from swiftlet_models.artifact import ArtifactError, Pooling, Precision
 from swiftlet_models.errors import ModelError
 from swiftlet_serve import extras, tasks
@@ -22,7 +21,7 @@ from swiftlet_serve.cli import repository, score, summaries
 from swiftlet_serve.cli.options import Directory, data_option
 from swiftlet_serve.cli.progress import advance, note
 from swiftlet_serve.errors import SetupError
-from swiftlet_serve.settings import Settings, check_variables
+from swiftlet_serve.settings import Settings, check_variables, split_models
 
 DataFile: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 TRAINING: Final = "swiftlet_train"
@@ -58,9 +57,14 @@ def setting_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @main.command()
+@click.argument("sources", nargs=-1, metavar="[SOURCE...]")
 @setting_options
-def serve(**options: str | None) -> None:
+def serve(sources: tuple[str, ...], **options: Any) -> None:
     """Serves models over HTTP until it receives SIGINT or SIGTERM.
+
+    SOURCE is a model, as in --models: the name of a bundled model, the directory of an artifact or of a checkpoint of
+    transformers or sentence-transformers, or the name of a repository on the Hugging Face hub. A checkpoint is imported
+    once, and kept in a cache. Options follow a colon: ./mine:task=qa,name=mine.
 
     All options have defaults. Each option can also be set by an environment variable, for example --timeout-ms by
     SWIFTLET_TIMEOUT_MS.
@@ -68,6 +72,8 @@ def serve(**options: str | None) -> None:
     from swiftlet_serve import server
 
     check_variables(os.environ)
+    if sources:
+        options["models"] = (*sources, *split_models(options["models"] or ""))
     server.serve(_settings(options), summaries.announce)
 
 
@@ -120,7 +126,7 @@ def check(artifacts: tuple[str, ...], engine: str) -> None:
 
 @main.command("import")
 @click.argument("source")
-@click.option("--task", required=True, type=click.Choice(tasks.names()), help="Task of the checkpoint.")
+@click.option("--task", type=click.Choice(tasks.names()), help="Task of the checkpoint. Default: what its files tell.")
 @click.option("--name", help="Name of the artifact. Default: the name of the source.")
 @click.option("--revision", help="Commit, tag or branch of a hub repository. The artifact records the commit.")
 @click.option("--out", type=Directory, default="artifacts", show_default=True, help="Folder to write the artifact to.")
@@ -136,6 +142,7 @@ def check(artifacts: tuple[str, ...], engine: str) -> None:
 @click.option(
     "--max-loss", type=float, default=0.5, show_default=True, help="Maximum loss of int8 on the data file, in points."
 )
+@click.option("--strict", is_flag=True, help="Write no artifact if int8 is not good enough. Default: fp32 then.")
 @click.option("--keep-fp32", is_flag=True, help="Add the fp32 weights, for the torch engine.")
 @click.option("--pooling", type=click.Choice(get_args(Pooling)), help="Pooling of a transformers encoder, to embed.")
 @click.option(
@@ -163,10 +170,8 @@ def import_(source: str, out: Path, data: Path | None, limit: int | None, **opti
     """Converts a checkpoint of transformers or sentence-transformers into an artifact.
 
     SOURCE is a directory or the id of a Hugging Face hub repository. A repository in the local cache is not
-    downloaded again. Needs the extra `models`.
+    downloaded again. `swiftlet serve SOURCE` does the same, and keeps the artifact in its cache.
     """
-    if refusal := sources.refusal(source, options["task"]):  # before torch is imported, which takes seconds
-        raise SetupError(refusal)
     from swiftlet_serve.offline.import_checkpoint import import_checkpoint
     from swiftlet_serve.offline.release import Measure
 

@@ -16,6 +16,8 @@ from swiftlet_models.parameters import token_types
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError
+from swiftlet_serve.inference import model_source
+from swiftlet_serve.inference.model_cache import ModelCache
 from swiftlet_serve.telemetry.snapshot import ModelInfo
 from swiftlet_serve.types import Engine, Task, TimedCall
 from swiftlet_serve.workers.hosted_model import host_model
@@ -139,25 +141,35 @@ def open_model(path: Path, engine_name: str, tokenizers: MutableMapping[str, Tok
     return OpenModel(artifact, tokenizer, task, manifest.task, engine_name)
 
 
-def locate(names: Sequence[str]) -> list[Path]:
-    """Returns the directories of models, each given by its path or the name of a bundled model.
+def locate(words: Sequence[str], cache: str = "") -> list[Path]:
+    """Returns the artifacts of models, and imports those that are checkpoints.
 
-    Without names, returns the directories of all bundled models.
+    Args:
+        words: names of bundled models, directories, names of the hub, and files that list them, as in
+            `swiftlet_serve/inference/model_source.py`. Empty: all bundled models.
+        cache: the directory of imported models, as in the setting `model_cache`.
 
     Raises:
-        SetupError: there are no models to serve, or no such model.
+        SetupError, ModelError: there are no models to serve, or no such model, or one cannot be imported.
     """
     bundled = {path.name: path for path in find_artifacts(BUNDLED)}
-    paths = [bundled.get(name, Path(name)) for name in names] or list(bundled.values())
-    if not paths:
-        raise SetupError(
-            "There are no models to serve. Name one with --models: this installation has no bundled models."
-        )
-    for name, path in zip(names, paths, strict=False):
-        source = sources.identify(str(bundled.get(name, name)))
-        if source.next_step:
-            raise SetupError(f"{name} is {source.what}. {source.next_step}")
-        if not path.is_dir():
+    if not words and not bundled:
+        raise SetupError("There are no models to serve. Name one: this installation has no bundled models.")
+    paths = []
+    for model in model_source.parse(words):
+        source = sources.identify(model.source)
+        if model.source in bundled or source.kind == "artifact":
+            if model.options:
+                raise SetupError(f"{model.source} is an artifact, so it has no options. Leave out what follows it.")
+            paths.append(bundled.get(model.source, Path(model.source)))
+        elif source.kind in ("checkpoint", "name", "setfit"):
+            paths.append(ModelCache(cache).fetch(model))
+        elif source.kind == "other":
+            raise SetupError(f"{model.source} is {source.what}. {source.next_step}")
+        else:
             known = ", ".join(bundled) or "none"
-            raise SetupError(f"There is no model {name!r}. Give a directory, or one of the bundled models: {known}.")
-    return paths
+            raise SetupError(
+                f"There is no model {model.source!r}. Give a directory, a name of the hub such as org/name, or one of "
+                f"the bundled models: {known}."
+            )
+    return paths or list(bundled.values())

@@ -209,7 +209,7 @@ class LocalRuntime(Runtime):
 
 def _locate(settings: Settings) -> list[Path]:
     """Returns the directories of the models to load at start. Those of a model repository are loaded later."""
-    return locate(settings.models) if settings.repository is None else []
+    return locate(settings.models, settings.model_cache) if settings.repository is None else []
 
 
 def _make_executor(settings: Settings, paths: Sequence[Path]) -> ProcessExecutor | DeviceExecutor:

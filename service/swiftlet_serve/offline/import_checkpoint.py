@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -12,20 +11,22 @@ from swiftlet_models import sentence_transformers as sentences
 from swiftlet_models.artifact import IMPORTED, LANGUAGE, NAME, Artifact, Manifest, Pooling, Precision
 from swiftlet_models.checkpoint_tokenizer import read_limits
 from swiftlet_models.parameters import configure
+from swiftlet_models.task_inference import infer_task
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError
+from swiftlet_serve.inference.model_source import model_name
 from swiftlet_serve.offline.evaluate import Progress
 from swiftlet_serve.offline.release import Draft, Measure, release
 
-FP32: Final = "Import it with --precision fp32"
+FP32: Final = "Leave out --strict, which writes it in fp32"
 DATA: Final = f"{FP32}, or let your own examples decide: --data FILE with some hundreds of them."
 MORE_DATA: Final = f"{FP32}, measure on more examples with --data, or allow a larger loss with --max-loss."
 
 
 def import_checkpoint(
     source: str,
-    task: str,
+    task: str | None,
     out: Path,
     *,
     name: str | None = None,
@@ -36,6 +37,7 @@ def import_checkpoint(
     keep_fp32: bool = False,
     pooling: Pooling | None = None,
     languages: Sequence[str] = (),
+    strict: bool = False,
     accept_tokenizer: bool = False,
     special_tokens: Sequence[str] = (),
     pair_separator: str | None = None,
@@ -44,10 +46,12 @@ def import_checkpoint(
 ) -> tuple[Artifact, tuple[str, ...]]:
     """Converts `source`, a directory or a hub id, and releases it as `out/name`.
 
-    `pooling` makes an encoder of transformers an embedding model. A directory of sentence-transformers has its own.
-    `languages` are BCP 47 tags. Default: the tags of the checkpoint's model card. `accept_tokenizer` leaves out the
-    check of the tokenizer on built-in texts. Texts may contain `special_tokens`. `pair_separator` is a token between
-    the two texts of a pair, for a tokenizer that puts no token there; empty: nothing.
+    Without a `task`, the files of the checkpoint tell it. `pooling` makes an encoder of transformers an embedding
+    model. A directory of sentence-transformers has its own. `strict` refuses a network that int8 hurts, instead of
+    writing it in fp32. `languages` are BCP 47 tags. Default: the tags of the checkpoint's model card.
+    `accept_tokenizer` leaves out the check of the tokenizer on built-in texts. Texts may contain `special_tokens`.
+    `pair_separator` is a token between the two texts of a pair, for a tokenizer that puts no token there; empty:
+    nothing.
 
     Returns the artifact and the names of the ignored tensors.
 
@@ -61,7 +65,10 @@ def import_checkpoint(
     directory, origin = convert.locate(source, revision)
     if refusal := sources.refusal(str(directory), task):
         raise SetupError(refusal)
-    name = name or re.sub(r"[^a-z0-9._-]+", "-", source.rstrip("/").rsplit("/", 1)[-1].lower()).strip("-.")
+    if task is None:
+        task = "embed" if pooling else infer_task(directory, source)
+        report(f"the task is {task}")
+    name = name or model_name(source)
     if not NAME.fullmatch(name):
         raise SetupError(
             f"{name!r} is not a valid name. Set one with --name: lower-case letters, digits and the characters . _ -."
@@ -137,6 +144,7 @@ def import_checkpoint(
             measure,
             max_loss=max_loss,
             keep_fp32=keep_fp32,
+            strict=strict,
             advice=MORE_DATA if measure else DATA,
             report=report,
             progress=progress,

@@ -122,6 +122,7 @@ def release(
     weaknesses: Sequence[Weakness] = (),
     max_loss: float = MAX_LOSS,
     keep_fp32: bool = False,
+    strict: bool = True,
     advice: str = "Train it longer or with other settings.",
     report: Report = lambda _: None,
     progress: Progress | None = None,
@@ -137,6 +138,7 @@ def release(
         weaknesses: known errors. The card records those that the model makes.
         max_loss: points of the main score that int8 may lose.
         keep_fp32: add the fp32 weights, for the torch engine.
+        strict: whether to write nothing if int8 is refused. False: fp32 then, and the card has the reason.
         advice: what to do if int8 is refused, as a sentence.
 
     Raises:
@@ -184,8 +186,11 @@ def release(
             served = stage.record_native(fp32) or int8
             kept = stage.record_fidelity(encodings, exact_rows)
             verdict = judge(fp32, served, kept, max_loss)
-            if verdict.refusal:
+            if verdict.refusal and strict:
                 raise ReleaseError(f"int8 {verdict.refusal}, so the artifact is not written. {advice}")
+            if verdict.refusal:
+                report(f"int8 {verdict.refusal}, so the weights stay in fp32")
+                stage = replace(exact, card=stage.card | {"precision": f"fp32, because int8 {verdict.refusal}"})
             if verdict.warning:
                 report(f"warning: int8 {verdict.warning}")
             for data in also:

@@ -1,0 +1,32 @@
+"""Infers the task of a checkpoint from its files."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from swiftlet_models import sentence_transformers, sources
+from swiftlet_models.checkpoint_tensors import ConversionError, read_object
+
+
+def infer_task(directory: Path, source: str) -> str:
+    """Returns the task of a checkpoint: `embed` for a model of sentence-transformers, or what its head is for.
+
+    `source` is what the user calls it.
+
+    Raises:
+        ConversionError: the files do not tell the task, or cannot be read.
+    """
+    if sentence_transformers.is_encoder(directory):
+        return "embed"
+    config = read_object(directory / "config.json")
+    if task := sources.seems_for(config):
+        return task
+    classes = config.get("architectures")
+    named = f"names {classes[0]}, which has no head" if isinstance(classes, list) and classes else "names no class"
+    word = shlex.quote(source)
+    raise ConversionError(
+        f"config.json of {source} {named}, so it does not tell the task. For vectors: "
+        f"swiftlet serve {word}:task=embed,pooling=mean. For another task, fine-tune it first, or name the task: "
+        f"swiftlet serve {word}:task=TASK with classify, entities, fill-mask, qa, rerank, score or zero-shot."
+    )

@@ -1,0 +1,197 @@
+"""The cache of imported models: artifacts that were made of checkpoints, by the content of the checkpoint.
+
+An entry is a directory with one artifact. It is written by a process of its own (`swiftlet import`), as a whole or not
+at all, and by one process at a time. A process that serves an entry holds a shared lock on it until it ends, so that no
+other process removes it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from swiftlet_models import convert
+from swiftlet_models.artifact import MANIFEST
+from swiftlet_serve import build_info
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.inference.model_source import ModelSource
+
+log = logging.getLogger(__name__)
+
+NONE: Final = "none"  # instead of a directory: a temporary one, which ends with the process
+CONVERSION: Final = 1  # of checkpoints; a change that makes other artifacts of them gets the next number
+LIMIT_BYTES: Final = 20 << 30  # of a cache; entries that were used least recently are removed first
+LOCK: Final = ".lock"
+RETRY_S: Final = 0.05
+MAX_FILE_DEPTH: Final = 2  # of a checkpoint: modules of sentence-transformers are directories
+SKIPPED: Final = (".git", ".cache", "onnx", "openvino", "checkpoint-")  # beginnings of names that no import reads
+
+_held: list[int] = []  # the locks of the entries that this process uses
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An imported model in a cache."""
+
+    path: Path  # of the artifact
+    size: int  # bytes
+    used: float  # the time of its last use, in seconds since the epoch
+
+
+class ModelCache:
+    """A directory of imported models."""
+
+    def __init__(self, location: str = "") -> None:
+        """Opens a cache: a directory, `none`, or, if the location is empty, the user's cache.
+
+        Raises:
+            SetupError: the directory cannot be written.
+        """
+        try:
+            if location == NONE:
+                self._root = Path(tempfile.mkdtemp(prefix="swiftlet-models-"))
+                atexit.register(shutil.rmtree, self._root, ignore_errors=True)
+                return
+            self._root = Path(location).expanduser() if location else default_directory()
+            self._root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unusable(error) from None
+
+    def fetch(self, source: ModelSource) -> Path:
+        """Returns the artifact of a checkpoint. Imports the checkpoint unless that was done before.
+
+        Raises:
+            ConversionError: the checkpoint cannot be reached.
+            SetupError: the checkpoint cannot be served, or the cache cannot be written.
+        """
+        directory, origin = convert.locate(source.source, source.revision)
+        key = f"{source.name}-{_digest(directory, source)}"
+        entry = self._root / key
+        path = entry / source.name
+        self._use(key, lambda: (path / MANIFEST).is_file(), lambda: _import(source, origin.get("revision"), entry))
+        os.utime(entry)
+        return path
+
+    def entries(self) -> list[Entry]:
+        """Returns the imported models, the one that was used last first."""
+        found = []
+        for manifest in self._root.glob(f"*/*/{MANIFEST}"):
+            path, entry = manifest.parent, manifest.parents[1]
+            found.append(Entry(path, sum(file.stat().st_size for file in path.iterdir()), entry.stat().st_mtime))
+        return sorted(found, key=lambda entry: -entry.used)
+
+    def remove(self, entry: Entry) -> bool:
+        """Removes an entry, unless a process uses it. Returns whether it was removed."""
+        directory = entry.path.parent
+        descriptor = os.open(self._root / f"{directory.name}{LOCK}", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+            return True
+        finally:
+            os.close(descriptor)
+
+    def _use(self, key: str, is_complete: Callable[[], bool], make: Callable[[], None]) -> None:
+        """Makes an entry unless it is complete, and holds a shared lock on it until this process ends."""
+        try:
+            lock = os.open(self._root / f"{key}{LOCK}", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise self._unusable(error) from None
+        try:
+            while True:
+                fcntl.flock(lock, fcntl.LOCK_SH)  # waits for a process that makes it
+                if is_complete():
+                    break
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:  # another process has seen it incomplete as well
+                    time.sleep(RETRY_S)
+                    continue
+                if not is_complete():
+                    make()
+                    self._trim()
+        except BaseException:
+            os.close(lock)
+            raise
+        _held.append(lock)
+
+    def _trim(self) -> None:
+        total = 0
+        for entry in self.entries():
+            total += entry.size
+            if total > LIMIT_BYTES and self.remove(entry):
+                log.info("removed %s from the cache, which has reached its limit", entry.path.name)
+
+    def _unusable(self, error: OSError) -> SetupError:
+        return SetupError(
+            f"The cache of imported models cannot be written: {error.strerror}. Set model_cache to a directory that "
+            "can, or to none for a temporary one."
+        )
+
+
+def default_directory() -> Path:
+    """Returns the directory of the user's cache."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "swiftlet" / "models"
+
+
+def _digest(directory: Path, source: ModelSource) -> str:
+    """Returns a hash of the files of a checkpoint, of the options, and of the code that imports it."""
+    digest = hashlib.blake2b(digest_size=12)
+    digest.update(repr((CONVERSION, build_info.version(), sorted(source.options.items()))).encode())
+    for file in sorted(_files(directory, MAX_FILE_DEPTH)):
+        with file.open("rb") as stream:
+            content = hashlib.file_digest(stream, hashlib.blake2b).hexdigest()
+        digest.update(repr((str(file.relative_to(directory)), content)).encode())
+    return digest.hexdigest()
+
+
+def _files(directory: Path, depth: int) -> Iterator[Path]:
+    for entry in directory.iterdir():
+        if entry.name.startswith(SKIPPED):
+            continue
+        if entry.is_dir() and depth > 1:
+            yield from _files(entry, depth - 1)
+        elif entry.is_file():
+            yield entry
+
+
+def _import(source: ModelSource, revision: str | None, entry: Path) -> None:
+    """Imports a checkpoint in a process of its own, whose memory is then free. Its progress goes to stderr.
+
+    Raises:
+        SetupError: the import fails, with its message.
+    """
+    command = [sys.executable, "-m", "swiftlet_serve", "import", source.source, "--out", str(entry)]
+    command += [f"--{key}={value}" for key, value in ({"name": source.name} | dict(source.options)).items()]
+    command += [f"--revision={revision}"] if revision else []
+    log.info("importing %s, once for this content of it", source.name)
+    shutil.rmtree(entry, ignore_errors=True)
+    started, message = time.monotonic(), ""
+    with subprocess.Popen(  # noqa: S603  # this Python
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        for line in process.stderr or ():
+            if line.startswith("Error: "):
+                message = line.removeprefix("Error: ").strip()
+            else:
+                print(line, end="", file=sys.stderr, flush=True)
+    if process.returncode:
+        shutil.rmtree(entry, ignore_errors=True)
+        raise SetupError(message or f"The import of {source.source} ended with the status {process.returncode}.")
+    log.info("imported %s in %.1f s", source.name, time.monotonic() - started)

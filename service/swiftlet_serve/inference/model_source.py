@@ -1,0 +1,101 @@
+"""The models that a server is asked for: what a word such as `./my-model:task=qa,name=mine` names.
+
+A word is the name of a bundled model, the directory of an artifact or of a checkpoint, or a repository on the Hugging
+Face hub, `org/name` or `org/name@revision`. A file `.toml` lists several, with the same options.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from swiftlet_models.artifact import NAME
+from swiftlet_models.sources import HUB_NAME
+from swiftlet_serve import tasks
+from swiftlet_serve.errors import SetupError
+
+OPTIONS: Final = ("task", "name", "pooling", "precision")
+WORD: Final = re.compile(r"(?P<source>.+?)(?::(?P<options>[a-z_]+=[^=,]*(?:,[a-z_]+=[^=,]*)*))?", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model to serve, and how to import it if it is a checkpoint."""
+
+    source: str
+    revision: str | None = None  # of a repository on the hub
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The name of the model, if it is imported."""
+        return self.options.get("name") or model_name(self.source)
+
+
+def model_name(source: str) -> str:
+    """Returns the name of a model that is imported from a directory or a repository on the hub."""
+    last = Path(source).resolve().name if Path(source).is_dir() else source.rsplit("/", 1)[-1]
+    return re.sub(r"[^a-z0-9._-]+", "-", last.lower()).strip("-._")
+
+
+def parse(words: Sequence[str]) -> list[ModelSource]:
+    """Returns the models that words and files name.
+
+    Raises:
+        SetupError: a word or a file is not valid.
+    """
+    return [source for word in words for source in _parse(word)]
+
+
+def _parse(word: str) -> Iterator[ModelSource]:
+    if word.endswith(".toml"):
+        yield from _read(Path(word))
+        return
+    match = WORD.fullmatch(word)
+    if match is None or Path(word).exists():  # a name may contain what looks like options
+        yield _source(word, {})
+        return
+    pairs = [pair.partition("=") for pair in (match["options"] or "").split(",") if pair]
+    yield _source(match["source"], {key: value for key, _, value in pairs})
+
+
+def _read(file: Path) -> Iterator[ModelSource]:
+    """Yields the models of a file. A path in it begins at the file's directory."""
+    try:
+        document = tomllib.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise SetupError(f"{file} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise SetupError(f"{file} is not valid TOML: {error}.") from None
+    models = document.get("models")
+    if set(document) != {"models"} or not isinstance(models, list) or not models:
+        raise SetupError(f'{file} must hold tables [[models]], each with a source, such as source = "./my-model".')
+    for model in models:
+        if not isinstance(model, dict) or not all(isinstance(value, str) for value in model.values()):
+            raise SetupError(f"{file}: a model is not a table of texts.")
+        options: dict[str, Any] = dict(model)
+        source = options.pop("source", "")
+        if not source:
+            raise SetupError(f"{file}: a model has no source.")
+        beside = file.parent / source
+        yield _source(str(beside) if beside.exists() else source, options)
+
+
+def _source(source: str, options: Mapping[str, str]) -> ModelSource:
+    for key, value in options.items():
+        if key not in OPTIONS:
+            raise SetupError(f"{key!r} is not an option of a model. The options are {', '.join(OPTIONS)}.")
+        if not value:
+            raise SetupError(f"The option {key} of a model has no value.")
+    if (task := options.get("task")) and task not in tasks.names():
+        raise SetupError(f"There is no task {task!r}. The tasks are {', '.join(tasks.names())}.")
+    if (name := options.get("name")) and not NAME.fullmatch(name):
+        raise SetupError(f"{name!r} is not a valid name: lower-case letters, digits and the characters . _ -.")
+    base, _, revision = source.partition("@")
+    if revision and HUB_NAME.fullmatch(base) and not Path(source).exists():
+        return ModelSource(base, revision, options)
+    return ModelSource(source, None, options)
