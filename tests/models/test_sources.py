@@ -64,15 +64,8 @@ def make(path: Path, kind: str) -> str:
     return str(path / "it")
 
 
-IMPORT = "swiftlet import {0} --task classify"
 SERVED = {  # what `swiftlet serve` says of each kind, and the command that it ends with
-    "checkpoint": ("a checkpoint of transformers, not an artifact", IMPORT),
-    "checkpoint of words": ("a checkpoint of transformers", "swiftlet import {0} --task entities"),
-    "shards": ("a checkpoint of transformers", IMPORT),
-    "sentence-transformers": ("a model of sentence-transformers", "swiftlet import {0} --task embed"),
-    "old sentence-transformers": ("a model of sentence-transformers", "swiftlet import {0} --task embed"),
     "adapter": ("an adapter of PEFT", "swiftlet import NEW --task TASK"),
-    "setfit": ("a SetFit model", "swiftlet import {0} --task embed"),
     "onnx": ("a model in ONNX", "swiftlet import SOURCE --task TASK"),
     "onnx alone": ("a model in ONNX", "swiftlet import SOURCE --task TASK"),
     "onnx folder": ("a model in ONNX", "swiftlet import SOURCE --task TASK"),
@@ -103,11 +96,15 @@ def test_serve_names_the_next_command(tmp_path: Path, kind: str) -> None:
     assert output.endswith(command.format(source, Path(source).parent))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SERVED if "checkpoint" not in kind and kind != "shards"])
+@pytest.mark.parametrize("kind", ["checkpoint", "checkpoint of words", "shards", "sentence-transformers", "setfit"])
+def test_checkpoints_are_imported(tmp_path: Path, kind: str) -> None:
+    source = make(tmp_path, kind)
+    assert sources.identify(source).kind in ("checkpoint", "setfit")
+    assert sources.refusal(source, "embed") is None
+
+
+@pytest.mark.parametrize("kind", SERVED)
 def test_import_names_the_next_command(tmp_path: Path, kind: str) -> None:
-    if "sentence" in kind:
-        assert sources.refusal(make(tmp_path, kind), "embed") is None
-        return
     source = make(tmp_path, kind)
     what, command = SERVED[kind]
     output = run("import", source, "--task", "classify", "--out", str(tmp_path / "out"))
@@ -116,15 +113,12 @@ def test_import_names_the_next_command(tmp_path: Path, kind: str) -> None:
     assert output.endswith(command.format(source, Path(source).parent))
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("org/name", "swiftlet import org/name --task TASK"),
-        ("https://huggingface.co/org/name/tree/main", "swiftlet import org/name --task TASK"),
-    ],
-)
-def test_names_of_the_hub_are_recognised(name: str, expected: str) -> None:
-    assert run("serve", "--models", name, "--port", "0").endswith(expected)
+def test_names_of_the_hub_are_recognised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "'org/name' is not in the local cache and cannot be downloaded" in run("serve", "org/name", "--port", "0")
+    address = "https://huggingface.co/org/name/tree/main"
+    assert run("serve", address, "--port", "0").endswith("swiftlet import org/name --task TASK")
 
 
 @pytest.mark.parametrize("name", ["./gone", "/gone/a", "../a/b", "gone", "a/b/c", "a b/c", "https://example.com/a/b"])

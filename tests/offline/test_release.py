@@ -347,6 +347,18 @@ def test_release_without_data_file_rejects_low_fidelity(out, low_fidelity):
     assert list(out.iterdir()) == []
 
 
+def test_release_keeps_fp32_if_int8_is_not_good_enough(out, low_fidelity):
+    notes = []
+    artifact = make(out, draft("bert", "classify"), strict=False, report=notes.append)
+
+    assert artifact.manifest.precision == "fp32"
+    assert artifact.card()["precision"].startswith("fp32, because int8 keeps 90.0 % of the answers to built-in texts")
+    assert notes[-1].startswith("int8 keeps 90.0 % of the answers to built-in texts")
+    assert notes[-1].endswith("so the weights stay in fp32")
+    assert read_weights(artifact.weights)["head.output.weight"].dtype == np.float32
+    assert CliRunner().invoke(main, ["check", str(artifact.path)]).exit_code == 0
+
+
 def test_release_with_data_file_ignores_the_built_in_texts(out, reviews, scores, low_fidelity):
     scores(90.0, 90.0)
     card = make(out, draft("bert", "classify"), Measure(reviews)).card()
@@ -362,15 +374,15 @@ def test_release_with_data_file_ignores_the_built_in_texts(out, reviews, scores,
 
 
 def test_release_rejects_int8_answers_that_are_not_finite(out):
-    load = releases.load_model
+    host = releases.host_model
 
-    def fail(path, engine):
-        if path.name == "int8":
+    def fail(artifact, engine):
+        if artifact.path.name == "int8":
             raise ArtifactError("int8: golden.npz cannot be replayed: the engine returned NaN or infinity.")
-        return load(path, engine)
+        return host(artifact, engine)
 
     with (
-        mock.patch.object(releases, "load_model", fail),
+        mock.patch.object(releases, "host_model", fail),
         pytest.raises(ReleaseError, match=r"^The int8 network fails: .* NaN or infinity\. Train it longer"),
     ):
         make(out, draft("bert", "classify"))
@@ -463,7 +475,6 @@ def test_import_command_writes_artifact(checkpoint, out, reviews):
         ("", ["--task", "fill-mask"], "the checkpoint has no head for this task"),
         ("", ["--task", "classify", "--name", "Not a name"], "Set one with --name"),
         ("", ["--task", "translate"], "'translate' is not one of"),
-        ("", [], "Missing option '--task'"),
         ("", ["--task", "classify", "--data", "nowhere.tsv"], "'nowhere.tsv' does not exist"),
         ("vocab.txt", ["--task", "classify"], "source holds no tokenizer.json or vocab.txt"),
         ("config.json", ["--task", "classify"], "weights without config.json"),

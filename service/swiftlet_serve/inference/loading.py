@@ -158,7 +158,10 @@ def locate(words: Sequence[str], cache: str = "") -> list[Path]:
     paths = []
     for model in model_source.parse(words):
         source = sources.identify(model.source)
-        if model.source in bundled or source.kind == "artifact":
+        is_other_directory = (
+            source.kind == "unknown" and Path(model.source).is_dir()
+        )  # its error will name what it lacks
+        if model.source in bundled or source.kind == "artifact" or is_other_directory:
             if model.options:
                 raise SetupError(f"{model.source} is an artifact, so it has no options. Leave out what follows it.")
             paths.append(bundled.get(model.source, Path(model.source)))

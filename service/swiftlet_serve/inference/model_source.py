@@ -56,7 +56,7 @@ def _parse(word: str) -> Iterator[ModelSource]:
         yield from _read(Path(word))
         return
     match = WORD.fullmatch(word)
-    if match is None or Path(word).exists():  # a name may contain what looks like options
+    if match is None or _exists(word):  # a name may contain what looks like options
         yield _source(word, {})
         return
     pairs = [pair.partition("=") for pair in (match["options"] or "").split(",") if pair]
@@ -82,7 +82,7 @@ def _read(file: Path) -> Iterator[ModelSource]:
         if not source:
             raise SetupError(f"{file}: a model has no source.")
         beside = file.parent / source
-        yield _source(str(beside) if beside.exists() else source, options)
+        yield _source(str(beside) if _exists(beside) else source, options)
 
 
 def _source(source: str, options: Mapping[str, str]) -> ModelSource:
@@ -96,6 +96,13 @@ def _source(source: str, options: Mapping[str, str]) -> ModelSource:
     if (name := options.get("name")) and not NAME.fullmatch(name):
         raise SetupError(f"{name!r} is not a valid name: lower-case letters, digits and the characters . _ -.")
     base, _, revision = source.partition("@")
-    if revision and HUB_NAME.fullmatch(base) and not Path(source).exists():
+    if revision and HUB_NAME.fullmatch(base) and not _exists(source):
         return ModelSource(base, revision, options)
     return ModelSource(source, None, options)
+
+
+def _exists(path: str | Path) -> bool:
+    try:
+        return Path(path).exists()
+    except OSError:  # its name is too long
+        return False

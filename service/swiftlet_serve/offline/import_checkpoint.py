@@ -62,8 +62,10 @@ def import_checkpoint(
         SetupError: the task does not exist, the name or a language is invalid, or the tokenizer does not fit or does
             not pass its check.
     """
+    if refusal := sources.refusal(source, task):
+        raise SetupError(refusal)
     directory, origin = convert.locate(source, revision)
-    if refusal := sources.refusal(str(directory), task):
+    if refusal := sources.refusal(str(directory), task):  # of a repository on the hub
         raise SetupError(refusal)
     if task is None:
         task = "embed" if pooling else infer_task(directory, source)

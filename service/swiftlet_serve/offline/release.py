@@ -26,6 +26,7 @@ from swiftlet_models.artifact import (
     WEIGHTS,
     Artifact,
     ArtifactError,
+    File,
     Manifest,
 )
 from swiftlet_models.folding import FoldingError, fold
@@ -52,7 +53,8 @@ from swiftlet_serve.offline.evaluate import (
 )
 from swiftlet_serve.offline.fidelity import Fidelity, Outputs, fidelity
 from swiftlet_serve.offline.int8_gate import judge, loss_of
-from swiftlet_serve.types import Batch
+from swiftlet_serve.types import Batch, Engine
+from swiftlet_serve.workers.hosted_model import host_model
 
 if TYPE_CHECKING:
     from swiftlet_models.weakness import Weakness
@@ -156,7 +158,7 @@ def release(
         exact_rows = draft.answers(encodings)
         if not all(np.isfinite(rows).all() for rows in exact_rows):
             raise ReleaseError(f"The network answers built-in texts with NaN or infinity. {DAMAGED}")
-        stage = _Stage(
+        exact = stage = _Stage(
             path=Path(temporary, "fp32"),
             manifest=replace(draft.manifest, precision="fp32", tolerance=FP32_TOLERANCE),
             measure=measure,
@@ -165,12 +167,13 @@ def release(
             card=dict(draft.card) | {"scores": {}},
         )
         answers = golden(encodings, exact_rows)
-        stage.write(draft, answers)
-        fp32 = stage.record_scores()
+        fp32 = None
+        if measure or also or draft.manifest.precision == "fp32":
+            exact.write(draft, answers)
+            fp32 = exact.record_scores()
         if draft.manifest.precision == "int8":
             report("quantising to int8")
-            int8_manifest = replace(stage.manifest, precision="int8")
-            exact, stage = stage, replace(stage, path=Path(temporary, "int8"), manifest=int8_manifest)
+            stage = replace(exact, path=Path(temporary, "int8"), manifest=replace(exact.manifest, precision="int8"))
             stage.write(draft, answers)
             _check_rounding(stage.path / WEIGHTS, draft.weights)
             try:
@@ -191,6 +194,9 @@ def release(
             if verdict.refusal:
                 report(f"int8 {verdict.refusal}, so the weights stay in fp32")
                 stage = replace(exact, card=stage.card | {"precision": f"fp32, because int8 {verdict.refusal}"})
+                if not stage.path.exists():
+                    stage.write(draft, answers)
+                stage.record_latency(stage.host("onnx_cpu"))
             if verdict.warning:
                 report(f"warning: int8 {verdict.warning}")
             for data in also:
@@ -205,11 +211,11 @@ def release(
             stage.record_weaknesses(weaknesses)
         if keep_fp32:
             save_weights(stage.path / SAFETENSORS, draft.weights, "fp32")
-        artifacts.seal(stage.path, stage.manifest, stage.card)
+        sealed = artifacts.seal(stage.path, stage.manifest, stage.card)
         if directory.exists():
             directory.rename(Path(temporary, "replaced"))
         stage.path.rename(directory)
-    return artifacts.open_artifact(directory)
+    return replace(sealed, path=directory)
 
 
 def golden(encodings: Sequence[Encoding], rows: Outputs) -> dict[str, NDArray[Any]]:
@@ -279,8 +285,18 @@ class _Stage:
         np.savez_compressed(self.path / GOLDEN, **answers)
         (self.path / CARD).write_text("{}\n", "utf-8")
 
+    def host(self, engine: str) -> Engine:
+        """Loads the network alone into an engine, which replays its golden answers. The caller closes it."""
+        hosted, _ = host_model(self.unverified(), engine)
+        return hosted.engine
+
+    def unverified(self) -> Artifact:
+        """Returns the artifact so far. No hash is computed, because the files have just been written."""
+        files = {file.name: File(file.stat().st_size, "") for file in self.path.iterdir()}
+        return Artifact(self.path, replace(self.manifest, files=files))
+
     def load(self, engine: str = "onnx_cpu") -> LoadedModel:
-        """Loads the model, which replays its golden answers."""
+        """Loads the model with its task."""
         artifacts.seal(self.path, self.manifest)
         return load_model(self.path, engine)
 
@@ -295,19 +311,24 @@ class _Stage:
         Raises:
             ArtifactError: an answer is not finite.
         """
-        model = replace(self, manifest=replace(self.manifest, tolerance=sys.float_info.max)).load()
-        model.engine.close()
-        return max(SLACK * (model.deviation or 0.0), FP32_TOLERANCE)
+        stage = replace(self, manifest=replace(self.manifest, tolerance=sys.float_info.max))
+        hosted, deviation = host_model(stage.unverified(), "onnx_cpu")
+        self.record_latency(hosted.engine)
+        return max(SLACK * (deviation or 0.0), FP32_TOLERANCE)
+
+    def record_latency(self, engine: Engine) -> None:
+        """Records the latency and the size of the weights, and closes the engine."""
+        self.card["latency"] = _latency(engine)
+        self.card["bytes"] = (self.path / WEIGHTS).stat().st_size
+        engine.close()
 
     def record_scores(self) -> Evaluation | None:
-        """Records the latency and, if there is a data file, the scores. Returns the evaluation."""
-        model = self.load()
-        self.card["latency"] = _latency(model)
-        self.card["bytes"] = model.artifact.manifest.files[WEIGHTS].size
+        """Records the scores and returns the evaluation, if there is a data file."""
+        if self.manifest.precision == "fp32":
+            self.record_latency(self.host("onnx_cpu"))
         if self.measure is None:
-            model.engine.close()
             return None
-        evaluation = self.evaluate(model, self.measure)
+        evaluation = self.evaluate(self.load(), self.measure)
         self.card["data"] = {"file": self.measure.data.name, "skip": self.measure.skip, "limit": self.measure.limit}
         results = summary(evaluation)
         self.card["scores"] |= {self.manifest.precision: results["scores"], "trivial": results["trivial"]}
@@ -323,29 +344,28 @@ class _Stage:
     def record_native(self, fp32: Evaluation | None) -> Evaluation | None:
         """Records and returns the results of the native engine, which rounds differently; None if it cannot run."""
         try:
-            model = self.load("native")
+            engine = self.host("native")
         except ArtifactError as error:
             self.report(f"the native engine rejects the artifact, so serve it with onnx_cpu: {error}")
             self.card["native"] = {"refused": str(error)}
             return None
-        if not isinstance(model.engine, Native):  # it fell back to another engine
-            model.engine.close()
+        if isinstance(engine, Native):  # it did not fall back to another engine
+            self.card["native"] = {"engine": engine.title, "latency": _latency(engine)}
+        engine.close()
+        if self.measure is None or fp32 is None or not self.runs_native:
             return None
-        self.card["native"] = {"engine": model.engine.title, "latency": _latency(model)}
-        if self.measure is None or fp32 is None:
-            model.engine.close()
-            return None
+        model = self.load("native")
         evaluation = self.evaluate(model, self.measure, model.engine.title)
         self.card["native"] |= {"scores": summary(evaluation)["scores"]} | _compare(fp32, evaluation)
         return evaluation
 
     def record_fidelity(self, encodings: Sequence[Encoding], exact: Outputs) -> Fidelity:
         """Records and returns the fidelity of the answers to built-in texts, on the engine that serves here."""
-        model = self.load("native" if self.runs_native else "onnx_cpu")
+        engine = self.host("native" if self.runs_native else "onnx_cpu")
         whole = [Encoding(text.input_ids, text.token_type_ids, text.focus) for text in encodings]  # not only the top k
-        kept = fidelity(self.manifest, exact, [model.engine.run(Batch.of([text]))[0] for text in whole])
-        self.card["fidelity"] = {"engine": model.engine.title, **asdict(kept)}
-        model.engine.close()
+        kept = fidelity(self.manifest, exact, [engine.run(Batch.of([text]))[0] for text in whole])
+        self.card["fidelity"] = {"engine": engine.title, **asdict(kept)}
+        engine.close()
         return kept
 
     @property
@@ -382,13 +402,13 @@ def _compare(fp32: Evaluation, int8: Evaluation) -> dict[str, Any]:
     return {"loss": loss.value, "low": loss.low, "high": loss.high, "agreement": asdict(agreement(fp32, int8))}
 
 
-def _latency(model: LoadedModel, tokens: int = 32, calls: int = 30) -> dict[str, Any]:
+def _latency(engine: Engine, tokens: int = 32, calls: int = 30) -> dict[str, Any]:
     """Measures the median latency of one sequence, in milliseconds, and names the processor."""
     ids = np.full(tokens, 5, np.int64)
     batch = Batch.of([Encoding(ids, np.zeros_like(ids), np.zeros(1, np.int64))])
     times = []
     for _ in range(calls):
         started = time.perf_counter()
-        model.engine.run(batch)
+        engine.run(batch)
         times.append(time.perf_counter() - started)
     return {"tokens": tokens, "milliseconds": round(1000 * float(np.median(times)), 3), "machine": processor()}

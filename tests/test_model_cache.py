@@ -1,0 +1,190 @@
+"""The cache of imported models: by content, whole or not at all, one process at a time, bounded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swiftlet_models.artifact import MANIFEST, open_artifact
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.inference import model_cache
+from swiftlet_serve.inference.loading import locate
+from swiftlet_serve.inference.model_cache import ModelCache, default_directory
+from swiftlet_serve.inference.model_source import parse
+from tests.support.artifacts import VOCABULARY
+from tests.support.checkpoints import SMALL, reference
+
+SERVE = "import sys; from swiftlet_serve.inference.loading import locate; print(*locate(sys.argv[2:], sys.argv[1]))"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT classifier in the format of transformers."""
+    directory = tmp_path_factory.mktemp("checkpoints") / "Tiny"
+    reference(SMALL["bert"], "classify", num_hidden_layers=1).save_pretrained(directory)
+    (directory / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", "utf-8")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def filled(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that holds the checkpoint, which another process has imported."""
+    cache = tmp_path_factory.mktemp("cache")
+    subprocess.run([sys.executable, "-c", SERVE, str(cache), str(checkpoint)], check=True, stdout=subprocess.DEVNULL)
+    return cache
+
+
+def make(cache: Path, key: str, name: str, size: int, used: float) -> Path:
+    """Writes what looks like an entry."""
+    path = cache / key / name
+    path.mkdir(parents=True)
+    (path / MANIFEST).write_bytes(b" " * size)
+    os.utime(path.parent, (used, used))
+    return path
+
+
+def test_a_checkpoint_is_imported_once(checkpoint: Path, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_cache, "_import", lambda *_: pytest.fail("It was imported twice."))
+    (path,) = locate([str(checkpoint)], str(filled))
+
+    assert path.is_relative_to(filled)
+    artifact = open_artifact(path)
+    assert artifact.manifest.name == "tiny"
+    assert artifact.manifest.task == "classify"
+    assert artifact.manifest.source == {"directory": "Tiny"}
+    assert [entry.path for entry in ModelCache(str(filled)).entries()] == [path]
+
+
+@pytest.mark.parametrize("change", ["option", "content", "file", "conversion"])
+def test_another_checkpoint_has_another_entry(
+    checkpoint: Path, filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    made: list[Path] = []
+    monkeypatch.setattr(model_cache, "_import", lambda source, _, entry: made.append(make(*_parts(entry), 1, 1.0)))
+    copy = tmp_path / "Tiny"
+    copy.mkdir()
+    for file in checkpoint.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    (copy / "checkpoint-9").mkdir()
+    (copy / "checkpoint-9" / "optimizer.pt").touch()  # nothing reads it
+    word = str(copy)
+    if change == "option":
+        word += ":name=other"
+    elif change == "content":
+        with (copy / "model.safetensors").open("r+b") as stream:
+            stream.seek(-1, os.SEEK_END)
+            stream.write(b"\x01")
+    elif change == "file":
+        (copy / "1_Pooling").mkdir()
+        (copy / "1_Pooling" / "config.json").write_text("{}", "utf-8")
+    else:
+        monkeypatch.setattr(model_cache, "CONVERSION", 999)
+    (path,) = locate([word], str(filled))
+
+    assert made == [path]
+    model_cache.shutil.rmtree(path.parent)
+
+
+def _parts(entry: Path) -> tuple[Path, str, str]:
+    return entry.parent, entry.name, entry.name.rpartition("-")[0]
+
+
+def test_a_damaged_entry_is_made_again(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed import leaves its temporary folder, and no manifest."""
+    made: list[Path] = []
+
+    def write(source: object, revision: object, entry: Path) -> None:
+        assert not entry.exists() or not list(entry.glob(f"*/{MANIFEST}"))
+        made.append(make(*_parts(entry), 1, 1.0))
+
+    monkeypatch.setattr(model_cache, "_import", write)
+    (path,) = locate([str(checkpoint)], str(tmp_path))
+    (path / MANIFEST).unlink()
+    (path / MANIFEST).with_name("weights.safetensors").touch()
+    path.rename(path.parent / ".release-x")
+    assert locate([str(checkpoint)], str(tmp_path)) == [path]
+    assert made == [path, path]
+
+
+def test_a_failed_import_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=r"the checkpoint has no head for this task: .* fits --task classify"):
+        locate([f"{checkpoint}:task=qa"], str(tmp_path))
+    assert not list(tmp_path.glob("*/*"))
+    assert ModelCache(str(tmp_path)).entries() == []
+
+
+def test_processes_that_start_together_import_once(checkpoint: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SERVE, str(tmp_path), str(checkpoint)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    outputs = [process.communicate() for process in processes]
+
+    assert {process.returncode for process in processes} == {0}
+    assert len({out for out, _ in outputs}) == 1
+    assert sum("quantising to int8" in progress for _, progress in outputs) == 1
+
+
+def test_the_models_that_were_used_last_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_cache, "LIMIT_BYTES", 250)
+    for i, name in enumerate(("oldest", "old", "new")):
+        make(tmp_path, f"{name}-0", name, 100, float(i))
+    cache = ModelCache(str(tmp_path))
+    cache._trim()
+    assert [entry.path.name for entry in cache.entries()] == ["new", "old"]
+
+
+def test_a_model_in_use_is_not_removed(checkpoint: Path, filled: Path) -> None:
+    program = f"{SERVE}; input()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(filled), str(checkpoint)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    path = Path(process.stdout.readline().strip())
+    cache = ModelCache(str(filled))
+    (entry,) = cache.entries()
+    assert entry.path == path
+    assert not cache.remove(entry)
+    process.communicate("\n")
+    assert path.exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(SetupError, match="Set model_cache to a directory that can, or to none"):
+        ModelCache(str(tmp_path / "cache"))
+
+
+def test_a_file_is_no_cache(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SetupError, match="The cache of imported models cannot be written: File exists"):
+        ModelCache(str(tmp_path / "file"))
+
+
+def test_a_temporary_cache_ends_with_its_process(checkpoint: Path) -> None:
+    made = subprocess.run(
+        [sys.executable, "-c", SERVE, "none", str(checkpoint)], stdout=subprocess.PIPE, check=True, text=True
+    )
+    assert Path(made.stdout.strip()).is_absolute()
+    assert not Path(made.stdout.strip()).parents[1].exists()
+
+
+def test_the_cache_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert default_directory() == Path("/cache/swiftlet/models")
+    for value in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert default_directory() == Path("/home/somebody/.cache/swiftlet/models")
+
+
+def test_artifacts_have_no_options(artifact_dir: Path) -> None:
+    with pytest.raises(SetupError, match="is an artifact, so it has no options"):
+        locate([f"{artifact_dir / 'tiny-qa'}:task=qa"])
+    assert parse(["a:task=qa"])
