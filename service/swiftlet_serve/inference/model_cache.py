@@ -34,11 +34,12 @@ NONE: Final = "none"  # instead of a directory: a temporary one, which ends with
 CONVERSION: Final = 1  # of checkpoints; a change that makes other artifacts of them gets the next number
 LIMIT_BYTES: Final = 20 << 30  # of a cache; entries that were used least recently are removed first
 LOCK: Final = ".lock"
+RETRIES: Final = 100
 RETRY_S: Final = 0.05
 MAX_FILE_DEPTH: Final = 2  # of a checkpoint: modules of sentence-transformers are directories
 SKIPPED: Final = (".git", ".cache", "onnx", "openvino", "checkpoint-")  # beginnings of names that no import reads
 
-_held: list[int] = []  # the locks of the entries that this process uses
+_held: dict[Path, int] = {}  # the locks of the entries that this process uses
 
 
 @dataclass(frozen=True)
@@ -108,27 +109,29 @@ class ModelCache:
 
     def _use(self, key: str, is_complete: Callable[[], bool], make: Callable[[], None]) -> None:
         """Makes an entry unless it is complete, and holds a shared lock on it until this process ends."""
+        file = self._root / f"{key}{LOCK}"
         try:
-            lock = os.open(self._root / f"{key}{LOCK}", os.O_RDWR | os.O_CREAT, 0o600)
+            lock = _held[file] = _held.get(file) or os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise self._unusable(error) from None
-        try:
-            while True:
-                fcntl.flock(lock, fcntl.LOCK_SH)  # waits for a process that makes it
-                if is_complete():
-                    break
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:  # another process has seen it incomplete as well
-                    time.sleep(RETRY_S)
-                    continue
+        for _ in range(RETRIES):
+            fcntl.flock(lock, fcntl.LOCK_SH)  # waits for a process that makes the entry
+            if is_complete():
+                return
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # another process has seen it incomplete as well, and one of them makes it
+                time.sleep(RETRY_S)
+                continue
+            try:
                 if not is_complete():
                     make()
                     self._trim()
-        except BaseException:
-            os.close(lock)
-            raise
-        _held.append(lock)
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)
+        raise SetupError(
+            f"{self._root / key} was damaged while another process uses it. Stop that, or set model_cache."
+        )
 
     def _trim(self) -> None:
         total = 0
