@@ -45,6 +45,8 @@ HUB_FILES: Final = (
     f"{SAFETENSORS}.index.json",
     "model-*.safetensors",
     PICKLE,
+    f"{PICKLE}.index.json",
+    "pytorch_model-*.bin",
     *TOKENIZER_FILES,
 )
 

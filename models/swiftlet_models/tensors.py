@@ -118,7 +118,10 @@ class Tensor:
         if self.kind not in FLOATS:
             return stored
         if self.kind == "BF16":
-            return finite((stored.astype(np.uint32) << 16).view(np.float32))
+            wide = (
+                stored.reshape(-1).astype(np.uint32) << 16
+            )  # an operation on an array without dimensions gives a number
+            return finite(wide.view(np.float32).reshape(shape))
         with np.errstate(over="ignore"):
             return finite(stored.astype(np.float32, copy=False))
 

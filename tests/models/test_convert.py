@@ -471,7 +471,7 @@ def test_convert_does_not_run_malicious_pickle(tmp_path: Path, zipped: bool) -> 
     file = tmp_path / "pytorch_model.bin"
     tensors = torch.load(file, weights_only=True) | {"bert.pooler.dense.bias": Payload(marker)}
     torch.save(tensors, file, _use_new_zipfile_serialization=zipped)
-    assert error_message(tmp_path) == "pytorch_model.bin cannot be read as plain weights: UnpicklingError."
+    assert "plain weights: it names posix.mkdir, which is never executed; save the model" in error_message(tmp_path)
     assert not marker.exists()
     torch.load(file, weights_only=False)
     assert marker.exists()  # proves that the payload works
@@ -482,7 +482,7 @@ def test_convert_rejects_pickle_without_tensors(tmp_path: Path, content: object)
     save(tmp_path)
     to_pickle(tmp_path)
     torch.save(content, tmp_path / "pytorch_model.bin")
-    assert error_message(tmp_path) == "pytorch_model.bin is not a mapping of names to tensors."
+    assert error_message(tmp_path).startswith("pytorch_model.bin cannot be read as plain weights: it is not a mapping")
 
 
 def test_convert_rejects_invalid_pickle(tmp_path: Path) -> None:
