@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint of transformers, read when they are used: safetensors, or a pickle."""
+"""The tensors of a checkpoint of transformers, read when they are used: safetensors, a pickle, or an ONNX graph."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from swiftlet_models.errors import ModelError
+from swiftlet_models.onnx_checkpoint import GraphError, open_graph
 from swiftlet_models.pickles import PickleError
+from swiftlet_models.sources import ONNX
 from swiftlet_models.tensors import Weights
 from swiftlet_models.torch_pickle import File, open_torch
 from swiftlet_models.weights import read_header
@@ -44,7 +46,10 @@ def _find(directory: Path, files: ExitStack) -> Weights:
             return open_file(directory / name, files)
         if (index := directory / f"{name}.index.json").is_file():
             return _open_shards(index, files, open_file)
-    raise ConversionError(f"the checkpoint holds neither {SAFETENSORS} nor {PICKLE}.")
+    for name in ONNX:
+        if (directory / name).is_file():
+            return _open_onnx(directory / name, files)
+    raise ConversionError(f"the checkpoint holds neither {SAFETENSORS} nor {PICKLE} nor {ONNX[0]}.")
 
 
 def read_object(file: Path, kind: type = dict) -> Any:
@@ -80,6 +85,26 @@ def _open_pickle(file: Path, files: ExitStack) -> Weights:
         raise ConversionError(
             f"{file.name} cannot be read as plain weights{reason}; save the model once more with save_pretrained, "
             f"which writes {SAFETENSORS}."
+        ) from None
+
+
+def _open_onnx(file: Path, files: ExitStack) -> Weights:
+    opened: dict[str, IO[bytes]] = {}
+
+    def open_beside(name: str) -> IO[bytes]:
+        if name not in opened:
+            if Path(name).name != name or not (file.parent / name).is_file():
+                raise GraphError("it reads a file that is not beside it")
+            opened[name] = files.enter_context((file.parent / name).open("rb", buffering=0))
+        return opened[name]
+
+    try:
+        return open_graph(files.enter_context(file.open("rb", buffering=0)), open_beside)
+    except (OSError, GraphError) as error:
+        reason = "" if isinstance(error, OSError) else f": {error}"
+        raise ConversionError(
+            f"the weights in {file.name} cannot be read{reason}; give the checkpoint that it was exported from, or "
+            "export that again without optimisation or quantisation."
         ) from None
 
 

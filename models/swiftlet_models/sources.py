@@ -24,6 +24,7 @@ WEIGHTS: Final = (  # of a checkpoint that can be imported
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+ONNX: Final = ("model.onnx", "onnx/model.onnx")  # weights, if there are no others
 HUB_NAME: Final = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 HUB_URL: Final = re.compile(r"(?:https?://)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/.*)?", re.ASCII)
 STEP: Final = re.compile(r"checkpoint-(\d+)")  # a directory that the Trainer of transformers writes
@@ -136,7 +137,7 @@ def _directory(path: Path) -> Source:
 def _checkpoint(path: Path, names: set[str]) -> Source:
     if "modules.json" in names:
         return Source("checkpoint", "a model of sentence-transformers, not an artifact", _import(path, "embed"))
-    if not set(WEIGHTS) & names:
+    if not set(WEIGHTS) & names and not any((path / name).is_file() for name in ONNX):
         if any(name.endswith(".onnx") for name in names) or "onnx" in names:
             return _onnx()
         for file, option in (("tf_model.h5", "from_tf"), ("flax_model.msgpack", "from_flax")):
@@ -157,7 +158,10 @@ def _adapter(path: Path) -> Source:
 
 
 def _onnx() -> Source:
-    step = f"Import the checkpoint that it was exported from: {_command('SOURCE', None)}"
+    step = (
+        "Import the checkpoint that it was exported from, or a directory with config.json and model.onnx, neither "
+        f"quantised nor optimised: {_command('SOURCE', None)}"
+    )
     return Source("other", "a model in ONNX without its checkpoint, which cannot be imported", step)
 
 

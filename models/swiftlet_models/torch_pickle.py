@@ -18,10 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import numpy as np
-
 from swiftlet_models.pickles import Function, PickleError, dictionary, load
-from swiftlet_models.tensors import MAX_SIZE, TYPES, Array, Computed, Matrix, Tensor, Weights
+from swiftlet_models.tensors import MAX_SIZE, TYPES, Matrix, Tensor, Weights, strided
 
 MAX_BYTES: Final = 4 << 20  # of a pickle, and of an archive's list of entries. A thousand tensors have 200 kB
 MAX_DIMENSIONS: Final = 8
@@ -238,16 +236,4 @@ def _place(descriptor: int, view: _View, storages: Mapping[str, range]) -> Matri
         raise PickleError("a tensor lies outside its storage")
     if numbers > storage.count:
         raise PickleError("a tensor repeats its numbers")
-    whole = Tensor(descriptor, place.start + view.offset * size, storage.kind, shape)
-    plain = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-    if not numbers or all(n == 1 or a == b for n, a, b in zip(shape, strides, plain, strict=True)):
-        return whole
-
-    def rows(wanted: slice) -> Array:
-        start, stop, _ = wanted.indices(shape[0])
-        part = (max(stop - start, 0), *shape[1:])
-        span = 1 + sum((n - 1) * stride for n, stride in zip(part, strides, strict=True)) if part[0] else 0
-        array = np.asarray(replace(whole, at=whole.at + start * strides[0] * size, shape=(span,)))
-        return np.lib.stride_tricks.as_strided(array, part, [stride * array.itemsize for stride in strides]).copy()
-
-    return Computed(shape, whole.dtype, rows)
+    return strided(Tensor(descriptor, place.start + view.offset * size, storage.kind, shape), strides)

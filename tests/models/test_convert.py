@@ -428,7 +428,8 @@ def test_convert_names_missing_files(tmp_path: Path) -> None:
     assert error_message(tmp_path) == "config.json is missing."
     save(tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    assert error_message(tmp_path) == "the checkpoint holds neither model.safetensors nor pytorch_model.bin."
+    expected = "the checkpoint holds neither model.safetensors nor pytorch_model.bin nor model.onnx."
+    assert error_message(tmp_path) == expected
 
 
 @pytest.mark.parametrize("kept", [0, 7, 8, 100, -1])

@@ -37,7 +37,8 @@ def make(path: Path, kind: str) -> str:
         "old sentence-transformers": {"modules__json": []},
         "adapter": {"adapter_config__json": {"task_type": "SEQ_CLS"}, "adapter_model__safetensors": ""},
         "setfit": {"config__json": BERT, "modules__json": [], "config_setfit__json": {}, "model_head__pkl": ""},
-        "onnx": {"config__json": BERT, "model__onnx": ""},
+        "checkpoint in onnx": {"config__json": BERT, "model__onnx": ""},
+        "onnx": {"config__json": BERT, "model_quantized__onnx": ""},
         "onnx alone": {"model__onnx": ""},
         "tensorflow": {"config__json": BERT, "tf_model__h5": ""},
         "weights alone": {"model__safetensors": ""},
@@ -68,6 +69,7 @@ IMPORT = "swiftlet import {0} --task classify"
 SERVED = {  # what `swiftlet serve` says of each kind, and the command that it ends with
     "checkpoint": ("a checkpoint of transformers, not an artifact", IMPORT),
     "checkpoint of words": ("a checkpoint of transformers", "swiftlet import {0} --task entities"),
+    "checkpoint in onnx": ("a checkpoint of transformers", IMPORT),
     "shards": ("a checkpoint of transformers", IMPORT),
     "sentence-transformers": ("a model of sentence-transformers", "swiftlet import {0} --task embed"),
     "old sentence-transformers": ("a model of sentence-transformers", "swiftlet import {0} --task embed"),
