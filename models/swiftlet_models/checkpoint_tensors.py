@@ -25,23 +25,24 @@ class ConversionError(ModelError):
 
 
 @contextmanager
-def open_tensors(directory: Path) -> Iterator[Weights]:
+def open_tensors(directory: Path, names: tuple[str, str] = (SAFETENSORS, PICKLE)) -> Iterator[Weights]:
     """Opens a checkpoint for the duration of a block, and gives its tensors by name.
 
-    Files are tried in the same order as in transformers.
+    `names` are those of the files that hold safetensors and a pickle. Files are tried in the same order as in
+    transformers.
 
     Raises:
         ConversionError: there is no file of tensors, or it cannot be read.
     """
     with ExitStack() as files:
-        tensors = _find(directory, files)
+        tensors = _find(directory, names, files)
         if not all(name.isprintable() for name in tensors):
             raise ConversionError("a tensor of the checkpoint has a name that cannot be printed.")
         yield tensors
 
 
-def _find(directory: Path, files: ExitStack) -> Weights:
-    for name, open_file in ((SAFETENSORS, _open), (PICKLE, _open_pickle)):
+def _find(directory: Path, names: tuple[str, str], files: ExitStack) -> Weights:
+    for name, open_file in zip(names, (_open, _open_pickle), strict=True):
         if (directory / name).is_file():
             return open_file(directory / name, files)
         if (index := directory / f"{name}.index.json").is_file():
@@ -49,7 +50,7 @@ def _find(directory: Path, files: ExitStack) -> Weights:
     for name in ONNX:
         if (directory / name).is_file():
             return _open_onnx(directory / name, files)
-    raise ConversionError(f"the checkpoint holds neither {SAFETENSORS} nor {PICKLE} nor {ONNX[0]}.")
+    raise ConversionError(f"the checkpoint holds neither {names[0]} nor {names[1]} nor {ONNX[0]}.")
 
 
 def read_object(file: Path, kind: type = dict) -> Any:

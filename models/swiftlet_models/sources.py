@@ -40,12 +40,13 @@ CLASSES: Final[Mapping[str, tuple[str, Head]]] = {
     "ForPreTraining": ("fill-mask", "masked_lm"),
     "LMHeadModel": ("score", "causal_lm"),
 }
+# The task of an adapter, by its `task_type`.
 _PEFT: Final = {
-    "SEQ_CLS": "AutoPeftModelForSequenceClassification",
-    "TOKEN_CLS": "AutoPeftModelForTokenClassification",
-    "QUESTION_ANS": "AutoPeftModelForQuestionAnswering",
-    "CAUSAL_LM": "AutoPeftModelForCausalLM",
-    "FEATURE_EXTRACTION": "AutoPeftModelForFeatureExtraction",
+    "SEQ_CLS": "classify",
+    "TOKEN_CLS": "entities",
+    "QUESTION_ANS": "qa",
+    "CAUSAL_LM": "score",
+    "FEATURE_EXTRACTION": "embed",
 }
 
 
@@ -148,13 +149,8 @@ def _checkpoint(path: Path, names: set[str]) -> Source:
 
 
 def _adapter(path: Path) -> Source:
-    kind = _PEFT.get(str(read_config(path / "adapter_config.json").get("task_type")), "AutoPeftModel")
-    step = (
-        "Merge it into its base first: "
-        f"{kind}.from_pretrained(DIR).merge_and_unload().save_pretrained(NEW) of the package peft, and save the "
-        f"tokenizer to NEW. {_import(Path('NEW'))}"
-    )
-    return Source("other", "an adapter of PEFT (LoRA), not a whole model", step)
+    task = _PEFT.get(str(read_config(path / "adapter_config.json").get("task_type")))
+    return Source("checkpoint", "an adapter of PEFT (LoRA), not an artifact", _import(path, task))
 
 
 def _onnx() -> Source:

@@ -73,7 +73,7 @@ SERVED = {  # what `swiftlet serve` says of each kind, and the command that it e
     "shards": ("a checkpoint of transformers", IMPORT),
     "sentence-transformers": ("a model of sentence-transformers", "swiftlet import {0} --task embed"),
     "old sentence-transformers": ("a model of sentence-transformers", "swiftlet import {0} --task embed"),
-    "adapter": ("an adapter of PEFT", "swiftlet import NEW --task TASK"),
+    "adapter": ("an adapter of PEFT", IMPORT),
     "setfit": ("a SetFit model", "swiftlet import {0} --task embed"),
     "onnx": ("a model in ONNX", "swiftlet import SOURCE --task TASK"),
     "onnx alone": ("a model in ONNX", "swiftlet import SOURCE --task TASK"),
@@ -105,7 +105,9 @@ def test_serve_names_the_next_command(tmp_path: Path, kind: str) -> None:
     assert output.endswith(command.format(source, Path(source).parent))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SERVED if "checkpoint" not in kind and kind != "shards"])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in SERVED if "checkpoint" not in kind and kind not in ("shards", "adapter")]
+)
 def test_import_names_the_next_command(tmp_path: Path, kind: str) -> None:
     if "sentence" in kind:
         assert sources.refusal(make(tmp_path, kind), "embed") is None
