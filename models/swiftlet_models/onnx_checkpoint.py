@@ -19,7 +19,6 @@ from swiftlet_models.graphs.reader import Graph, Node, Opener, read_graph
 from swiftlet_models.tensors import FLOATS, Matrix, Tensor, Weights, blocks, strided
 
 _PARAMETER: Final = re.compile(r"\w+(\.\w+)+", re.ASCII)
-_WRAPPER: Final = re.compile(r"^0\.(auto_)?model\.")  # of exports by sentence-transformers
 _QUANTISED: Final = re.compile(r"uantizeLinear|QLinear|Integer$")  # operations
 _BIAS: Final = ".bias"
 
@@ -43,7 +42,11 @@ def open_graph(file: IO[bytes], opener: Opener) -> Weights:
         raise GraphError("it is damaged") from None
     if any(node.domain not in ("", "ai.onnx") or _QUANTISED.search(node.operation) for node in graph.nodes):
         raise GraphError("it was quantised, or optimised for a runtime")
-    return {_WRAPPER.sub("", name): matrix for name, matrix in _named(graph).items()}
+    named = _named(graph)
+    # All names may begin with that of the encoder, or of a module around it.
+    while all("." in name for name in named) and len({name.partition(".")[0] for name in named}) == 1:
+        named = {name.partition(".")[2]: matrix for name, matrix in named.items()}
+    return named
 
 
 def _named(graph: Graph) -> dict[str, Matrix]:
@@ -73,7 +76,7 @@ def _named(graph: Graph) -> dict[str, Matrix]:
     if any(
         tensor.kind in FLOATS and math.prod(tensor.shape) > 1 and tensor not in known for tensor in tensors.values()
     ):
-        raise GraphError("the layer of a tensor cannot be told, as after an export for one length of text")
+        raise GraphError("the layer of a tensor cannot be told, as if it was exported for texts of one length")
     return named
 
 

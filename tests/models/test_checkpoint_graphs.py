@@ -123,14 +123,23 @@ def test_other_types_become_fp32(tmp_path: Path, bert: onnx.ModelProto, kind: in
     check(save(tmp_path, bert), expected)
 
 
-def test_prefix_of_sentence_transformers_is_removed(tmp_path: Path, bert: onnx.ModelProto) -> None:
+@pytest.mark.parametrize("prefix", ["inner", "model.0.auto_model"])
+def test_prefixes_of_all_names_are_removed(tmp_path: Path, bert: onnx.ModelProto, prefix: str) -> None:
+    """Scripts export an encoder within a module of their own, as that of sentence-transformers."""
+    path = prefix.replace(".", "/")
     for tensor in bert.graph.initializer:
-        tensor.name = tensor.name.replace("bert.", "0.auto_model.")
+        tensor.name = f"{prefix}.{tensor.name}" if "::" not in tensor.name else tensor.name
+    names = {tensor.name for tensor in bert.graph.initializer}
     for node in bert.graph.node:
-        node.input[:] = [name.replace("bert.", "0.auto_model.") for name in node.input]
-        node.name = node.name.replace("/bert/", "/0/auto_model/")
-    state = reference(SMALL["bert"], "classify").state_dict()
-    check(save(tmp_path, bert), {name.removeprefix("bert."): tensor for name, tensor in state.items()})
+        node.input[:] = [f"{prefix}.{name}" if f"{prefix}.{name}" in names else name for name in node.input]
+        node.name = f"/{path}{node.name}"
+    check(save(tmp_path, bert), reference(SMALL["bert"], "classify").state_dict())
+
+
+def test_graph_with_one_parameter_is_read(tmp_path: Path, bert: onnx.ModelProto) -> None:
+    del bert.graph.initializer[1:], bert.graph.node[:]
+    with open_tensors(save(tmp_path, bert)) as weights:
+        assert list(weights) == ["weight"]
 
 
 def rename(graph: onnx.GraphProto, old: str, new: str) -> None:
