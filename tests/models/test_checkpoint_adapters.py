@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from swiftlet_models.adapters import Adapter, is_adapter, read_adapter
+from swiftlet_models.artifact import WEIGHTS
 from swiftlet_models.checkpoint_tensors import ConversionError
 from swiftlet_models.convert import convert, locate
+from swiftlet_models.weights import read_weights
+from swiftlet_serve.offline.import_checkpoint import import_checkpoint
+from tests.support.artifacts import VOCABULARY
 from tests.support.checkpoints import SMALL, Shape, reference
+from tests.support.sentence_checkpoints import make_sentence_encoder
 
 QUERY = "bert.encoder.layer.0.attention.self.query"
 KEY = "bert.encoder.layer.1.attention.self.key"
@@ -218,3 +224,28 @@ def test_adapters_without_products_are_refused(base: Path) -> None:
     directory = write(base, {"base_model.model.classifier.bias": random(3)})
     with pytest.raises(ConversionError, match="the adapter has no matrices of LoRA"), read(directory).open():
         pass
+
+
+@pytest.mark.parametrize("task", ["classify", "embed"])
+def test_adapters_are_imported(tmp_path: Path, base: Path, task: str) -> None:
+    """sentence-transformers saves an adapter between its own files, which describe the pooling."""
+    shutil.copytree(base, tmp_path / "base")
+    directory = write(tmp_path / "base", product(QUERY))
+    if task == "embed":
+        make_sentence_encoder(directory, "mean")
+    (directory / "vocab.txt").write_text("\n".join(VOCABULARY))
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "model_max_length": 32}')
+    artifact, _ = import_checkpoint(
+        str(directory),
+        task,
+        out=tmp_path / "out",
+        precision="fp32",
+        max_loss=0.5,
+        accept_tokenizer=True,
+        report=lambda _: None,
+    )
+    expected = merged(base, QUERY, 6 / 4).numpy()
+    weights = read_weights(artifact.path / WEIGHTS)
+    assert np.allclose(weights["encoder.layers.0.query.weight"], expected, rtol=1e-5, atol=1e-6)
+    assert artifact.manifest.max_tokens == 32
+    assert (artifact.manifest.embedding is not None) == (task == "embed")

@@ -73,7 +73,7 @@ def import_checkpoint(
             raise SetupError(f"{language!r} is not a language tag. Write one such as en, ko or zh-Hant.")
     languages = tuple(languages) or checkpoint_card.languages(directory)
     report("reading the checkpoint")
-    directory = adapter.base if adapter else directory
+    directory = adapter.base if adapter and not sentences.is_encoder(directory) else directory
     definition = tasks.load(task)
     head, outputs = definition.HEAD, definition.OUTPUTS
     if "embedding" in getattr(definition, "OTHER_HEADS", {}) and (pooling or sentences.is_encoder(directory)):
