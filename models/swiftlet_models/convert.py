@@ -276,6 +276,9 @@ class _Checkpoint:
             if any(re.fullmatch(pattern, parameter) for pattern in transposed):
                 tensor = np.ascontiguousarray(np.asarray(tensor).T)
             self.weights[parameter], self.names[parameter] = tensor, name
+        for copy, parameter in _TIED.items():  # a file may hold the copy alone, as ONNX graphs do
+            if copy in self.weights and parameter not in self.weights:
+                self.weights[parameter], self.names[parameter] = self.weights[copy], self.names[copy]
 
     def check(self, width: int, embedding: Embedding | None, *, encoder_only: bool) -> Sizes:
         """Checks that the tensors are the network's parameters, and removes the others. Returns the network's sizes.
