@@ -16,7 +16,7 @@ from typing import IO, Final
 import numpy as np
 
 from swiftlet_models.graphs.reader import Graph, Node, Opener, read_graph
-from swiftlet_models.tensors import FLOATS, Matrix, Tensor, Weights, blocks, strided
+from swiftlet_models.tensors import FLOATS, Matrix, Tensor, Weights, WeightsError, blocks, strided
 
 _PARAMETER: Final = re.compile(r"\w+(\.\w+)+", re.ASCII)
 _QUANTISED: Final = re.compile(r"uantizeLinear|QLinear|Integer$")  # operations
@@ -42,7 +42,10 @@ def open_graph(file: IO[bytes], opener: Opener) -> Weights:
         raise GraphError("it is damaged") from None
     if any(node.domain not in ("", "ai.onnx") or _QUANTISED.search(node.operation) for node in graph.nodes):
         raise GraphError("it was quantised, or optimised for a runtime")
-    named = _named(graph)
+    try:
+        named = _named(graph)
+    except WeightsError as error:
+        raise GraphError(str(error).removesuffix(".")) from None
     # All names may begin with that of the encoder, or of a module around it.
     while all("." in name for name in named) and len({name.partition(".")[0] for name in named}) == 1:
         named = {name.partition(".")[2]: matrix for name, matrix in named.items()}

@@ -118,9 +118,7 @@ class Tensor:
         if self.kind not in FLOATS:
             return stored
         if self.kind == "BF16":
-            wide = (
-                stored.reshape(-1).astype(np.uint32) << 16
-            )  # an operation on an array without dimensions gives a number
+            wide = stored.reshape(-1).astype(np.uint32) << 16  # without dimensions, the result would be no array
             return finite(wide.view(np.float32).reshape(shape))
         with np.errstate(over="ignore"):
             return finite(stored.astype(np.float32, copy=False))

@@ -147,8 +147,8 @@ def _pickles(file: File) -> tuple[Any, dict[str, range]]:
     def storage(name: tuple[Any, ...]) -> _Storage:
         if name[-1] is not None:
             raise PickleError("it has a storage within another one")
-        found = _storage(name[:-1])
-        return seen.setdefault(found.key, found)
+        place = _storage(name[:-1])
+        return seen.setdefault(place.key, place)
 
     tensors, keys = load(content, _NAMES, storage), load(content, {})
     if not isinstance(keys, list) or not all(isinstance(key, str) and key in seen for key in keys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from swiftlet_models.tensors import WeightsError
 from tests.support.checkpoints import AUTO, HEADS, SMALL, Task, convert, reference
 from tests.support.paths import ROOT
 
+KEY = "bert.encoder.layer.0.attention.self.key"
 VERSIONS = [metadata.version(name) for name in ("onnx", "onnxscript", "torch", "transformers")]
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporters
 
@@ -149,6 +151,13 @@ def test_graph_with_one_parameter_is_read(tmp_path: Path, bert: onnx.ModelProto)
         assert list(weights) == ["weight"]
 
 
+def test_equal_matrices_of_a_layer_are_one(tmp_path: Path, bert: onnx.ModelProto) -> None:
+    """ALBERT runs a layer several times, and an exporter may store its matrices as often."""
+    repeat(bert.graph, 0)
+    with open_tensors(save(tmp_path, bert)) as weights:
+        assert f"{KEY}.weight" not in weights
+
+
 def rename(graph: onnx.GraphProto, old: str, new: str) -> None:
     for node in graph.node:
         node.input[:] = [new if name == old else name for name in node.input]
@@ -158,6 +167,16 @@ def rename(graph: onnx.GraphProto, old: str, new: str) -> None:
 
 def products(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     return [node for node in graph.node if node.op_type == "MatMul" and node.input[1].startswith("onnx::")]
+
+
+def repeat(graph: onnx.GraphProto, change: float) -> None:
+    """Lets two layers share a bias, as equal ones do, and their matrices, which one number tells apart."""
+    first, second = products(graph)[:2]
+    matrices = {tensor.name: tensor for tensor in graph.initializer}
+    array = numpy_helper.to_array(matrices[first.input[1]]).copy()
+    array[0, 0] += change
+    matrices[second.input[1]].raw_data = array.tobytes()
+    rename(graph, f"{KEY}.bias", KEY.replace("key", "query") + ".bias")
 
 
 def external(graph: onnx.GraphProto, **changes: str) -> None:
@@ -179,19 +198,13 @@ def external(graph: onnx.GraphProto, **changes: str) -> None:
         (lambda graph: rename(graph, "bert.embeddings.LayerNorm.bias", "bias"), "the layer of a tensor cannot be told"),
         (
             lambda graph: [
-                rename(graph, "bert.encoder.layer.0.attention.self.key.bias", "b"),
+                rename(graph, f"{KEY}.bias", "b"),
                 setattr(products(graph)[1], "name", "MatMul_7"),
             ],
             "the layer of a matrix cannot be told",
         ),
-        (
-            lambda graph: rename(
-                graph,
-                "bert.encoder.layer.0.attention.self.key.bias",
-                "bert.encoder.layer.0.attention.self.query.bias",
-            ),
-            "two matrices seem to belong to the same layer",
-        ),
+        (lambda graph: repeat(graph, 1), "two matrices seem to belong to the same layer"),
+        (lambda graph: repeat(graph, math.nan), "a parameter is not finite"),
         (lambda graph: external(graph, location="../x"), "it reads a file that is not beside it"),
         (lambda graph: external(graph, location="/etc/passwd"), "it reads a file that is not beside it"),
         (lambda graph: external(graph, location=".."), "it reads a file that is not beside it"),

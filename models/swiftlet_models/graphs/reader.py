@@ -76,18 +76,18 @@ def read_graph(file: IO[bytes], opener: Opener | None = None) -> Graph:
         ValueError, IndexError: the file is not an ONNX graph. The message is a sentence.
         OSError: a file cannot be read.
     """
-    found = Graph()
+    graph = Graph()
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        for number, graph in read_fields(content, range(len(content))):
-            if number != _GRAPH:
+        for field_number, span in read_fields(content, range(len(content))):
+            if field_number != _GRAPH:
                 continue
-            for inner, value in read_fields(content, message(graph)):
-                if inner == _INITIALIZER:
+            for number, value in read_fields(content, message(span)):
+                if number == _INITIALIZER:
                     name, tensor = _tensor(content, message(value), file, opener)
-                    found.initializers[name] = tensor
-                elif inner == _NODE and opener:
-                    found.nodes.append(_node(content, message(value)))
-    return found
+                    graph.initializers[name] = tensor
+                elif number == _NODE and opener:
+                    graph.nodes.append(_node(content, message(value)))
+    return graph
 
 
 def _node(content: mmap.mmap, span: range) -> Node:
