@@ -1,15 +1,19 @@
-"""The tensors of a checkpoint of transformers, read when they are used: safetensors, or a pickle."""
+"""The tensors of a checkpoint of transformers, read when they are used: safetensors, a pickle, or an ONNX graph."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from swiftlet_models.errors import ModelError
+from swiftlet_models.onnx_checkpoint import GraphError, open_graph
+from swiftlet_models.pickles import PickleError
+from swiftlet_models.sources import ONNX
 from swiftlet_models.tensors import Weights
+from swiftlet_models.torch_pickle import File, open_torch
 from swiftlet_models.weights import read_header
 
 SAFETENSORS: Final = "model.safetensors"
@@ -21,23 +25,32 @@ class ConversionError(ModelError):
 
 
 @contextmanager
-def open_tensors(directory: Path) -> Iterator[Weights]:
+def open_tensors(directory: Path, names: tuple[str, str] = (SAFETENSORS, PICKLE)) -> Iterator[Weights]:
     """Opens a checkpoint for the duration of a block, and gives its tensors by name.
 
-    Files are tried in the same order as in transformers.
+    `names` are those of the files that hold safetensors and a pickle. Files are tried in the same order as in
+    transformers.
 
     Raises:
         ConversionError: there is no file of tensors, or it cannot be read.
     """
     with ExitStack() as files:
-        if (directory / SAFETENSORS).is_file():
-            yield _open(directory / SAFETENSORS, files)
-        elif (directory / f"{SAFETENSORS}.index.json").is_file():
-            yield _open_shards(directory / f"{SAFETENSORS}.index.json", files)
-        elif (directory / PICKLE).is_file():
-            yield _read_pickle(directory / PICKLE)
-        else:
-            raise ConversionError(f"the checkpoint holds neither {SAFETENSORS} nor {PICKLE}.")
+        tensors = _find(directory, names, files)
+        if not all(name.isprintable() for name in tensors):
+            raise ConversionError("a tensor of the checkpoint has a name that cannot be printed.")
+        yield tensors
+
+
+def _find(directory: Path, names: tuple[str, str], files: ExitStack) -> Weights:
+    for name, open_file in zip(names, (_open, _open_pickle), strict=True):
+        if (directory / name).is_file():
+            return open_file(directory / name, files)
+        if (index := directory / f"{name}.index.json").is_file():
+            return _open_shards(index, files, open_file)
+    for name in ONNX:
+        if (directory / name).is_file():
+            return _open_onnx(directory / name, files)
+    raise ConversionError(f"the checkpoint holds neither {names[0]} nor {names[1]} nor {ONNX[0]}.")
 
 
 def read_object(file: Path, kind: type = dict) -> Any:
@@ -65,7 +78,38 @@ def _open(file: Path, files: ExitStack) -> Weights:
         raise ConversionError(f"{file.name} cannot be read as safetensors{reason}.") from None
 
 
-def _open_shards(index: Path, files: ExitStack) -> Weights:
+def _open_pickle(file: Path, files: ExitStack) -> Weights:
+    try:
+        return open_torch(files.enter_context(File(file)))
+    except (OSError, PickleError) as error:
+        reason = "" if isinstance(error, OSError) else f": {error}"
+        raise ConversionError(
+            f"{file.name} cannot be read as plain weights{reason}; save the model once more with save_pretrained, "
+            f"which writes {SAFETENSORS}."
+        ) from None
+
+
+def _open_onnx(file: Path, files: ExitStack) -> Weights:
+    opened: dict[str, IO[bytes]] = {}
+
+    def open_beside(name: str) -> IO[bytes]:
+        if name not in opened:
+            if Path(name).name != name or not (file.parent / name).is_file():
+                raise GraphError("it reads a file that is not beside it")
+            opened[name] = files.enter_context((file.parent / name).open("rb", buffering=0))
+        return opened[name]
+
+    try:
+        return open_graph(files.enter_context(file.open("rb", buffering=0)), open_beside)
+    except (OSError, GraphError) as error:
+        reason = "" if isinstance(error, OSError) else f": {error}"
+        raise ConversionError(
+            f"the weights in {file.name} cannot be read{reason}; give the checkpoint that it was exported from, or "
+            "export that again without optimisation or quantisation."
+        ) from None
+
+
+def _open_shards(index: Path, files: ExitStack, open_file: Callable[[Path, ExitStack], Weights]) -> Weights:
     """Opens the tensors of several files. Each tensor must be in the file that the index names."""
     weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
@@ -75,27 +119,10 @@ def _open_shards(index: Path, files: ExitStack) -> Weights:
         raise ConversionError(f"{index.name} names a file outside the checkpoint.")
     tensors: dict[str, Any] = {}
     for shard in shards:
-        for name, tensor in _open(index.parent / shard, files).items():
+        for name, tensor in open_file(index.parent / shard, files).items():
             if weight_map.get(name) != shard:
                 raise ConversionError(f"{index.name} does not place the tensor {name} in {shard}.")
             tensors[name] = tensor
     for name in sorted(weight_map.keys() - tensors.keys()):
         raise ConversionError(f"the tensor {name} is not in {weight_map[name]}.")
     return tensors
-
-
-def _read_pickle(file: Path) -> Weights:
-    import torch
-
-    try:
-        # weights_only prevents code execution by the unpickler. The server never opens a pickle.
-        tensors: object = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # the unpickler raises errors of many types
-        raise ConversionError(f"{file.name} cannot be read as plain weights: {type(error).__name__}.") from None
-    if not isinstance(tensors, dict) or not all(
-        isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in tensors.items()
-    ):
-        raise ConversionError(f"{file.name} is not a mapping of names to tensors.")
-    return {
-        name: (tensor.float() if tensor.is_floating_point() else tensor).numpy() for name, tensor in tensors.items()
-    }

@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from swiftlet_models import architectures, sources
+from swiftlet_models.adapters import ADAPTER, TENSORS, Adapter
 from swiftlet_models.artifact import Embedding, Head, Outputs, Problem
 from swiftlet_models.checkpoint_tensors import PICKLE, SAFETENSORS, ConversionError, open_tensors, read_object
 from swiftlet_models.parameters import ParametersError, Sizes, check_sizes, configure, expected_parameters
@@ -45,6 +46,10 @@ HUB_FILES: Final = (
     f"{SAFETENSORS}.index.json",
     "model-*.safetensors",
     PICKLE,
+    f"{PICKLE}.index.json",
+    "pytorch_model-*.bin",
+    ADAPTER,
+    *TENSORS,
     *TOKENIZER_FILES,
 )
 
@@ -133,17 +138,18 @@ def convert(
     encoder_only: bool = False,
     embedding: Embedding | None = None,
     parameters: Weights | None = None,
+    adapter: Adapter | None = None,
 ) -> Iterator[ConvertedCheckpoint]:
     """Opens a transformers checkpoint as a network with this head. With `encoder_only`, it has no head yet.
 
     The weights can be read within the block. `outputs` is the number of outputs per position. If it is "labels", the
     checkpoint lists the labels. `embedding` describes the head `embedding`, whose `parameters` are not in the
-    checkpoint.
+    checkpoint. The weights are those of a directory, or of an `adapter` merged into it.
 
     Raises:
         ConversionError: a setting, tensor or shape is not supported, or a tensor that the head needs is missing.
     """
-    settings = read_object(directory / "config.json")
+    settings = adapter.settings if adapter else read_object(directory / "config.json")
     if refusal := architectures.refusal(settings.get("model_type")):
         raise ConversionError(refusal)
     architecture = str(settings["model_type"]).replace("-", "_")
@@ -154,7 +160,7 @@ def convert(
     if outputs == "labels" and not encoder_only:
         _check_kind(settings, head)
     names = _TOKEN_LABELS if (head, outputs) == ("token", "labels") else ()
-    with open_tensors(directory) as tensors:
+    with adapter.open() if adapter else open_tensors(directory) as tensors:
         checkpoint = _Checkpoint(architecture, config, head, {**tensors, **(parameters or {})}, names)
         try:
             width = outputs if isinstance(outputs, int) else len(labels)
@@ -270,6 +276,9 @@ class _Checkpoint:
             if any(re.fullmatch(pattern, parameter) for pattern in transposed):
                 tensor = np.ascontiguousarray(np.asarray(tensor).T)
             self.weights[parameter], self.names[parameter] = tensor, name
+        for copy, parameter in _TIED.items():  # a file may hold the copy alone, as ONNX graphs do
+            if copy in self.weights and parameter not in self.weights:
+                self.weights[parameter], self.names[parameter] = self.weights[copy], self.names[copy]
 
     def check(self, width: int, embedding: Embedding | None, *, encoder_only: bool) -> Sizes:
         """Checks that the tensors are the network's parameters, and removes the others. Returns the network's sizes.

@@ -22,7 +22,9 @@ WEIGHTS: Final = (  # of a checkpoint that can be imported
     "model.safetensors",
     "model.safetensors.index.json",
     "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
 )
+ONNX: Final = ("model.onnx", "onnx/model.onnx")  # weights, if there are no others
 HUB_NAME: Final = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 HUB_URL: Final = re.compile(r"(?:https?://)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/.*)?", re.ASCII)
 STEP: Final = re.compile(r"checkpoint-(\d+)")  # a directory that the Trainer of transformers writes
@@ -38,12 +40,13 @@ CLASSES: Final[Mapping[str, tuple[str, Head]]] = {
     "ForPreTraining": ("fill-mask", "masked_lm"),
     "LMHeadModel": ("score", "causal_lm"),
 }
+# The task of an adapter, by its `task_type`.
 _PEFT: Final = {
-    "SEQ_CLS": "AutoPeftModelForSequenceClassification",
-    "TOKEN_CLS": "AutoPeftModelForTokenClassification",
-    "QUESTION_ANS": "AutoPeftModelForQuestionAnswering",
-    "CAUSAL_LM": "AutoPeftModelForCausalLM",
-    "FEATURE_EXTRACTION": "AutoPeftModelForFeatureExtraction",
+    "SEQ_CLS": "classify",
+    "TOKEN_CLS": "entities",
+    "QUESTION_ANS": "qa",
+    "CAUSAL_LM": "score",
+    "FEATURE_EXTRACTION": "embed",
 }
 
 
@@ -140,7 +143,7 @@ def _directory(path: Path) -> Source:
 def _checkpoint(path: Path, names: set[str]) -> Source:
     if "modules.json" in names:
         return Source("checkpoint", "a model of sentence-transformers, not an artifact", _import(path, "embed"))
-    if not set(WEIGHTS) & names:
+    if not set(WEIGHTS) & names and not any((path / name).is_file() for name in ONNX):
         if any(name.endswith(".onnx") for name in names) or "onnx" in names:
             return _onnx()
         for file, option in (("tf_model.h5", "from_tf"), ("flax_model.msgpack", "from_flax")):
@@ -151,17 +154,15 @@ def _checkpoint(path: Path, names: set[str]) -> Source:
 
 
 def _adapter(path: Path) -> Source:
-    kind = _PEFT.get(str(read_config(path / "adapter_config.json").get("task_type")), "AutoPeftModel")
-    step = (
-        "Merge it into its base first: "
-        f"{kind}.from_pretrained(DIR).merge_and_unload().save_pretrained(NEW) of the package peft, and save the "
-        f"tokenizer to NEW. {_import(Path('NEW'))}"
-    )
-    return Source("other", "an adapter of PEFT (LoRA), not a whole model", step)
+    task = _PEFT.get(str(read_config(path / "adapter_config.json").get("task_type")))
+    return Source("checkpoint", "an adapter of PEFT (LoRA), not an artifact", _import(path, task))
 
 
 def _onnx() -> Source:
-    step = f"Import the checkpoint that it was exported from: {_command('SOURCE', None)}"
+    step = (
+        "Import the checkpoint that it was exported from, or a directory with config.json and model.onnx, neither "
+        f"quantised nor optimised: {_command('SOURCE', None)}"
+    )
     return Source("other", "a model in ONNX without its checkpoint, which cannot be imported", step)
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -118,9 +118,31 @@ class Tensor:
         if self.kind not in FLOATS:
             return stored
         if self.kind == "BF16":
-            return finite((stored.astype(np.uint32) << 16).view(np.float32))
+            wide = stored.reshape(-1).astype(np.uint32) << 16  # without dimensions, the result would be no array
+            return finite(wide.view(np.float32).reshape(shape))
         with np.errstate(over="ignore"):
             return finite(stored.astype(np.float32, copy=False))
+
+
+def strided(tensor: Tensor, strides: Sequence[int]) -> Matrix:
+    """Returns a tensor in the order of its file, or one whose neighbours lie `strides` numbers apart in the file.
+
+    Numbers between those of the tensor must be finite, too.
+    """
+    shape = tensor.shape
+    plain = (math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    if not math.prod(shape) or all(n == 1 or a == b for n, a, b in zip(shape, strides, plain, strict=True)):
+        return tensor
+
+    def rows(wanted: slice) -> Array:
+        start, stop, _ = wanted.indices(shape[0])
+        part = (max(stop - start, 0), *shape[1:])
+        span = 1 + sum((n - 1) * stride for n, stride in zip(part, strides, strict=True)) if part[0] else 0
+        first = tensor.at + start * strides[0] * TYPES[tensor.kind].itemsize
+        array = np.asarray(replace(tensor, at=first, shape=(span,)))
+        return np.lib.stride_tricks.as_strided(array, part, [stride * array.itemsize for stride in strides]).copy()
+
+    return Computed(shape, tensor.dtype, rows)
 
 
 def finite(array: Array) -> Array:

@@ -428,7 +428,8 @@ def test_convert_names_missing_files(tmp_path: Path) -> None:
     assert error_message(tmp_path) == "config.json is missing."
     save(tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    assert error_message(tmp_path) == "the checkpoint holds neither model.safetensors nor pytorch_model.bin."
+    expected = "the checkpoint holds neither model.safetensors nor pytorch_model.bin nor model.onnx."
+    assert error_message(tmp_path) == expected
 
 
 @pytest.mark.parametrize("kept", [0, 7, 8, 100, -1])
@@ -471,7 +472,7 @@ def test_convert_does_not_run_malicious_pickle(tmp_path: Path, zipped: bool) -> 
     file = tmp_path / "pytorch_model.bin"
     tensors = torch.load(file, weights_only=True) | {"bert.pooler.dense.bias": Payload(marker)}
     torch.save(tensors, file, _use_new_zipfile_serialization=zipped)
-    assert error_message(tmp_path) == "pytorch_model.bin cannot be read as plain weights: UnpicklingError."
+    assert "plain weights: it names posix.mkdir, which is never executed; save the model" in error_message(tmp_path)
     assert not marker.exists()
     torch.load(file, weights_only=False)
     assert marker.exists()  # proves that the payload works
@@ -482,7 +483,7 @@ def test_convert_rejects_pickle_without_tensors(tmp_path: Path, content: object)
     save(tmp_path)
     to_pickle(tmp_path)
     torch.save(content, tmp_path / "pytorch_model.bin")
-    assert error_message(tmp_path) == "pytorch_model.bin is not a mapping of names to tensors."
+    assert error_message(tmp_path).startswith("pytorch_model.bin cannot be read as plain weights: it is not a mapping")
 
 
 def test_convert_rejects_invalid_pickle(tmp_path: Path) -> None:

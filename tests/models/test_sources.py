@@ -37,7 +37,8 @@ def make(path: Path, kind: str) -> str:
         "old sentence-transformers": {"modules__json": []},
         "adapter": {"adapter_config__json": {"task_type": "SEQ_CLS"}, "adapter_model__safetensors": ""},
         "setfit": {"config__json": BERT, "modules__json": [], "config_setfit__json": {}, "model_head__pkl": ""},
-        "onnx": {"config__json": BERT, "model__onnx": ""},
+        "checkpoint in onnx": {"config__json": BERT, "model__onnx": ""},
+        "onnx": {"config__json": BERT, "model_quantized__onnx": ""},
         "onnx alone": {"model__onnx": ""},
         "tensorflow": {"config__json": BERT, "tf_model__h5": ""},
         "weights alone": {"model__safetensors": ""},
@@ -65,7 +66,6 @@ def make(path: Path, kind: str) -> str:
 
 
 SERVED = {  # what `swiftlet serve` says of each kind, and the command that it ends with
-    "adapter": ("an adapter of PEFT", "swiftlet import NEW --task TASK"),
     "onnx": ("a model in ONNX", "swiftlet import SOURCE --task TASK"),
     "onnx alone": ("a model in ONNX", "swiftlet import SOURCE --task TASK"),
     "onnx folder": ("a model in ONNX", "swiftlet import SOURCE --task TASK"),
@@ -96,7 +96,9 @@ def test_serve_names_the_next_command(tmp_path: Path, kind: str) -> None:
     assert output.endswith(command.format(source, Path(source).parent))
 
 
-@pytest.mark.parametrize("kind", ["checkpoint", "checkpoint of words", "shards", "sentence-transformers", "setfit"])
+@pytest.mark.parametrize(
+    "kind", ["checkpoint", "checkpoint of words", "checkpoint in onnx", "shards", "adapter", "setfit"]
+)
 def test_checkpoints_are_imported(tmp_path: Path, kind: str) -> None:
     source = make(tmp_path, kind)
     assert sources.identify(source).kind in ("checkpoint", "setfit")

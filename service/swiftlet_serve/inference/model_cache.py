@@ -17,12 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from swiftlet_models import convert
+from swiftlet_models.adapters import is_adapter, read_adapter
 from swiftlet_models.artifact import MANIFEST
 from swiftlet_serve import build_info
 from swiftlet_serve.errors import SetupError
@@ -37,7 +38,7 @@ LOCK: Final = ".lock"
 RETRIES: Final = 100
 RETRY_S: Final = 0.05
 MAX_FILE_DEPTH: Final = 2  # of a checkpoint: modules of sentence-transformers are directories
-SKIPPED: Final = (".git", ".cache", "onnx", "openvino", "checkpoint-")  # beginnings of names that no import reads
+SKIPPED: Final = (".git", ".cache", "openvino", "checkpoint-")  # beginnings of names that no import reads
 
 _held: dict[Path, int] = {}  # the locks of the entries that this process uses
 
@@ -78,7 +79,10 @@ class ModelCache:
             SetupError: the checkpoint cannot be served, or the cache cannot be written.
         """
         directory, origin = convert.locate(source.source, source.revision)
-        key = f"{source.name}-{_digest(directory, source)}"
+        parts = [directory]
+        if is_adapter(directory):
+            parts.append(read_adapter(directory, lambda *base: convert.locate(*base)[0]).base)
+        key = f"{source.name}-{_digest(parts, source)}"
         entry = self._root / key
         path = entry / source.name
         self._use(key, lambda: (path / MANIFEST).is_file(), lambda: _import(source, origin.get("revision"), entry))
@@ -129,9 +133,7 @@ class ModelCache:
                     self._trim()
             finally:
                 fcntl.flock(lock, fcntl.LOCK_UN)
-        raise SetupError(
-            f"{self._root / key} was damaged while another process uses it. Stop that, or set model_cache."
-        )
+        raise SetupError(f"{self._root / key} was damaged while another process uses it: end that first.")
 
     def _trim(self) -> None:
         total = 0
@@ -153,14 +155,15 @@ def default_directory() -> Path:
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "swiftlet" / "models"
 
 
-def _digest(directory: Path, source: ModelSource) -> str:
-    """Returns a hash of the files of a checkpoint, of the options, and of the code that imports it."""
+def _digest(directories: Sequence[Path], source: ModelSource) -> str:
+    """Returns a hash of the files of a checkpoint and of its base, of the options, and of the code that imports it."""
     digest = hashlib.blake2b(digest_size=12)
     digest.update(repr((CONVERSION, build_info.version(), sorted(source.options.items()))).encode())
-    for file in sorted(_files(directory, MAX_FILE_DEPTH)):
-        with file.open("rb") as stream:
-            content = hashlib.file_digest(stream, hashlib.blake2b).hexdigest()
-        digest.update(repr((str(file.relative_to(directory)), content)).encode())
+    for directory in directories:
+        for file in sorted(_files(directory, MAX_FILE_DEPTH)):
+            with file.open("rb") as stream:
+                content = hashlib.file_digest(stream, hashlib.blake2b).hexdigest()
+            digest.update(repr((str(file.relative_to(directory)), content)).encode())
     return digest.hexdigest()
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from swiftlet_models import checkpoint_card, convert, sources, tokenizer_check
 from swiftlet_models import sentence_transformers as sentences
+from swiftlet_models.adapters import is_adapter, read_adapter
 from swiftlet_models.artifact import IMPORTED, LANGUAGE, NAME, Artifact, Manifest, Pooling, Precision
 from swiftlet_models.checkpoint_tokenizer import read_limits
 from swiftlet_models.parameters import configure
@@ -67,8 +68,9 @@ def import_checkpoint(
     directory, origin = convert.locate(source, revision)
     if refusal := sources.refusal(str(directory), task):  # of a repository on the hub
         raise SetupError(refusal)
+    adapter = read_adapter(directory, lambda *base: convert.locate(*base)[0]) if is_adapter(directory) else None
     if task is None:
-        task = "embed" if pooling else infer_task(directory, source)
+        task = "embed" if pooling else infer_task(directory, source, adapter.settings if adapter else None)
         report(f"the task is {task}")
     name = name or model_name(source)
     if not NAME.fullmatch(name):
@@ -80,6 +82,7 @@ def import_checkpoint(
             raise SetupError(f"{language!r} is not a language tag. Write one such as en, ko or zh-Hant.")
     languages = tuple(languages) or checkpoint_card.languages(directory)
     report("reading the checkpoint")
+    directory = adapter.base if adapter and not sentences.is_encoder(directory) else directory
     definition = tasks.load(task)
     head, outputs = definition.HEAD, definition.OUTPUTS
     if "embedding" in getattr(definition, "OTHER_HEADS", {}) and (pooling or sentences.is_encoder(directory)):
@@ -95,21 +98,23 @@ def import_checkpoint(
         source=origin,
         embedding=encoder.embedding if encoder else None,
         parameters=encoder.dense if encoder else None,
+        adapter=adapter,
     ) as converted:
         problem = converted.problem
         if head == "classification" and getattr(definition, "CROSS_ENCODER", False):
             problem = sentences.cross_encoder_problem(directory)
-        limit = encoder.max_tokens if encoder else read_limits(directory).max_tokens
-        tokenizer = Tokenizer.from_directory(directory)
+        tokens = adapter.tokenizer if adapter else directory
+        limit = encoder.max_tokens if encoder else read_limits(tokens).max_tokens
+        tokenizer = Tokenizer.from_directory(tokens)
         if not accept_tokenizer:
-            _check_tokenizer(tokenizer, directory, languages, report)
+            _check_tokenizer(tokenizer, tokens, languages, report)
         config = configure(converted.architecture, converted.config)
         max_tokens = min(converted.positions, limit or converted.positions)
         tokenizer = _configured(tokenizer, special_tokens, pair_separator)
         _tell_special_tokens(tokenizer, report)
         if head == "classification":
             _check_pairs(tokenizer, task, pair_separator, report)
-        _check_reading(tokenizer, directory, task, head, config, max_tokens)
+        _check_reading(tokenizer, (directory, tokens), task, head, config, max_tokens)
         if tokenizer.vocab_size > config.vocab_size:
             raise SetupError("The tokenizer has more tokens than the network, so it belongs to another checkpoint.")
         manifest = Manifest(
@@ -185,8 +190,12 @@ def _check_pairs(tokenizer: Tokenizer, task: str, pair_separator: str | None, re
         raise SetupError(f"{message}, which the task {task} reads. Add {choice}, or --pair-separator '' if not.")
 
 
-def _check_reading(tokenizer: Tokenizer, directory: Path, task: str, head: str, config: Any, max_tokens: int) -> None:
+def _check_reading(
+    tokenizer: Tokenizer, directories: tuple[Path, Path], task: str, head: str, config: Any, max_tokens: int
+) -> None:
     """Refuses settings that make transformers number positions differently or read texts in another order.
+
+    `directories` are those of the network and of the tokenizer.
 
     Raises:
         SetupError: a setting is not supported, or no text fits the limit.
@@ -198,13 +207,13 @@ def _check_reading(tokenizer: Tokenizer, directory: Path, task: str, head: str, 
     # token that is not padding.
     padding = traits.embedding.position_offset - 1 if traits.embedding.position_offset else None
     if traits.causal and head == "classification":
-        padding = sources.read_config(directory / "config.json").get("pad_token_id")
+        padding = sources.read_config(directories[0] / "config.json").get("pad_token_id")
     if isinstance(padding, int) and padding >= 0 and tokenizer.may_hold(padding):
         raise SetupError(
             f"config.json: pad_token_id {padding} is the token {tokenizer.token(padding)!r}, which texts contain. "
             "Set it to the padding token that the model was trained with."
         )
-    settings = sources.read_config(directory / "tokenizer_config.json")
+    settings = sources.read_config(directories[1] / "tokenizer_config.json")
     if task == "qa" and settings.get("padding_side") == "left":
         raise SetupError(
             "tokenizer_config.json: padding_side 'left' makes pipelines put the context before the question, which is "
