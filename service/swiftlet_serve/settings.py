@@ -14,6 +14,7 @@ from swiftlet_serve.errors import SetupError
 from swiftlet_serve.machine.cores import usable_cores
 
 PREFIX: Final = "SWIFTLET_"  # of environment variables
+MAX_TIMEOUT_MS: Final = 600_000  # of a request's own deadline
 OTHER_VARIABLES: Final = ("NATIVE_KERNEL", "API_KEY")  # of the native engine, and of `swiftlet shadow-report`
 
 
@@ -186,6 +187,11 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Minimum severity of log messages: debug, info, warning or error."
     )
+
+    @property
+    def longest_s(self) -> float:
+        """The longest time to its deadline that a request can have, in seconds."""
+        return max(MAX_TIMEOUT_MS, self.timeout_ms) / 1000
 
     @field_validator("models", "devices", "dialects", "cors_origins", "trusted_proxies", mode="before")
     @classmethod

@@ -159,7 +159,7 @@ class Native:
     """A network in int8 kernels."""
 
     # A call costs little besides its tokens: it reads the weights once for all of them.
-    cost: ClassVar[Cost] = Cost(padded=False, call_tokens=8, max_tokens=512, max_rows=64)
+    cost: ClassVar[Cost] = Cost(padded=False, call_tokens=8, max_tokens=512, max_rows=64, shares_cores=True)
     runs_network: ClassVar[bool] = True
     # The artifact's tolerance is for weights with one scale per block. Here they have one scale per output.
     extra_tolerance: ClassVar[float] = 0.05
