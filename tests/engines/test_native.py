@@ -681,6 +681,7 @@ WRONG_PROGRAMS: dict[str, Callable[[tuple[Step, ...]], tuple[Step, ...]]] = {
     "a product in place": lambda steps: tuple(
         replace(s, out="attended") if isinstance(s, Multiply) and s.x == "attended" else s for s in steps
     ),
+    "a negative window": lambda steps: tuple(replace(s, window=-2) if isinstance(s, Attend) else s for s in steps),
     "an infinite epsilon": lambda steps: tuple(replace(s, epsilon=np.inf) if isinstance(s, Norm) else s for s in steps),
     "a look-up behind the read": lambda steps: (*steps, step_of(LookUp)),
 }

@@ -17,6 +17,7 @@ from swiftlet_serve.http import problem_details
 from swiftlet_serve.http.gate.gate import TIMEOUT_HEADER, Gate
 from swiftlet_serve.http.gate.request import Head, Request
 from swiftlet_serve.http.wording import sentence
+from swiftlet_serve.settings import MAX_TIMEOUT_MS
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
