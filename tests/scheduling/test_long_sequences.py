@@ -90,6 +90,7 @@ async def test_short_requests_are_admitted_as_if_no_long_ones_were_queued():
     with pytest.raises(Unavailable, match="queue is too long"):
         scheduler.submit([encoding(10, LONG)], time.monotonic() + 10)
     scheduler.admission.reserve("request", 1.0, "interactive", complete=True)
+    assert scheduler.dispatcher.queue_state().wait_s > 5  # what is published counts all
     for row in rows:
         row.cancel()
 

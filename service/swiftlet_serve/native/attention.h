@@ -223,7 +223,7 @@ inline void pack_on_vectors(Rows key, Rows value, int first, int rows, int keys,
 // Keys and values that many queries read while they are in the second-level cache. Blocks begin at multiples of this in
 // their sequence, so that the order of a query's sums depends on nothing else.
 constexpr int key_block = 512;
-// A tile of queries begins at a multiple of this in a block.
+// The keys that a tile of queries reads of a block begin at a multiple of this.
 constexpr int key_step = std::max(tile_columns, packed_rows);
 // Queries that read a block of keys one tile after another.
 constexpr int query_block = 192;

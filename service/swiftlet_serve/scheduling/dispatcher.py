@@ -166,7 +166,7 @@ class Dispatcher:
             sum(map(len, self._queues)),
             load.queued_tokens,
             load.now - oldest,
-            wait_s(load, "interactive"),
+            wait_s(load, "interactive", is_long=True),  # all that is queued counts
             len(self._calls),
             self._busy_s,
         )
