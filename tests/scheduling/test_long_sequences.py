@@ -95,6 +95,19 @@ async def test_short_requests_are_admitted_as_if_no_long_ones_were_queued():
         row.cancel()
 
 
+async def test_long_request_waits_for_a_long_call_although_a_core_is_idle():
+    executor = ManualExecutor(2, SHARED)
+    scheduler = Scheduler(Dispatcher(executor))
+    rows = submit(scheduler, (0, LONG))
+    await settle()
+
+    with pytest.raises(Unavailable, match="queue is too long"):
+        scheduler.submit([encoding(1, LONG)], time.monotonic() + 8)
+    rows += scheduler.submit([encoding(1, LONG)], time.monotonic() + 20)
+    for row in rows:
+        row.cancel()
+
+
 async def test_sequences_of_a_lost_call_go_back_to_their_queue():
     """A long one then waits for other long ones again."""
     executor = ManualExecutor(2, SHARED)

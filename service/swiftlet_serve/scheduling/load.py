@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from swiftlet_serve.scheduling.latency_model import Utilization
-from swiftlet_serve.scheduling.queue import ModelQueue, QueuedSequence, SequenceQueue
+from swiftlet_serve.scheduling.queue import ModelQueue, QueuedSequence, SequenceQueue, may_start_long
 from swiftlet_serve.types import Priority
 
 BULK_EVERY: Final = 20
@@ -101,13 +101,15 @@ def wait_s(
         reserved_s: one core's seconds for the requests that are still being read, of each client.
         is_long: whether the request has a long sequence.
     """
+    long_calls = sum([call.is_long for call in load.calls])
     has_idle_core = len(load.calls) < load.cores and (model is None or model.running_calls < model.max_calls)
+    has_idle_core &= not is_long or may_start_long(long_calls, load.cores)
     is_idle = has_idle_core and not (load.queued_tokens if is_long else load.queued_tokens_of_kind(False))
     if is_idle and not reserved_s:
         return 0.0
     calls: Collection[RunningCall] = () if is_idle else [call for call in load.calls if is_long or not call.is_long]
     request = Request(priority, client, load.now + request_s, request_s, reserved_s, is_long)
-    cores = load.cores if is_long else max(1, load.cores - sum([call.is_long for call in load.calls]))
+    cores = load.cores if is_long else max(1, load.cores - long_calls)
     wait = _drain_s(load, request, calls, load.models.values(), cores)
     if model is not None and model.max_calls < load.cores:
         calls = [call for call in calls if call.model is model]
