@@ -20,18 +20,23 @@ from swiftlet_serve.telemetry.request_record import RequestRecord
 from tests.support.fakes import soon
 
 
-def make_pipeline(artifact_dir: Path, task: str, submit, max_tokens: int = 1000) -> Pipeline:
-    """Returns a pipeline over an idle executor. `submit(encoding, deadline)` answers each of its sequences."""
+def make_pipeline(
+    artifact_dir: Path, task: str, submit, max_tokens: int = 1000, minimum_s=lambda lengths: 0.0
+) -> Pipeline:
+    """Returns a pipeline over an idle executor. `submit(encoding, deadline)` answers each of its sequences.
+
+    `minimum_s` predicts the time of some lengths.
+    """
 
     class Answers:
         def submit(self, encodings, deadline, priority, record):
             return [submit(encoding, deadline) for encoding in encodings]
 
         def minimum_s(self, lengths):
-            return 0.0
+            return minimum_s(lengths)
 
     model = load_model(artifact_dir / f"tiny-{task}", "echo")
-    return Pipeline(model, Answers(), ThreadPoolExecutor(1), max_tokens)
+    return Pipeline(model, Answers(), ThreadPoolExecutor(1), Settings(max_queued_tokens=max_tokens))
 
 
 async def test_pipeline_records_every_stage_and_counts_the_request(artifact_dir):
@@ -110,3 +115,24 @@ async def test_pipeline_rejects_a_request_that_could_never_be_admitted(artifact_
 
     assert refusal.value.code == "input_too_long"
     assert refusal.value.field_errors[0].limit == 4
+
+
+@pytest.mark.parametrize(
+    ("inputs", "limit", "words"),
+    [
+        ("abcdefgh", 4, "A text of more than 4 tokens takes longer on this server than the longest deadline"),
+        (["a", "b", "c", "a"], 9, "A request of more than 9 tokens"),
+    ],
+)
+async def test_pipeline_refuses_what_no_deadline_can_hold_before_it_is_queued(artifact_dir, inputs, limit, words):
+    """Here a sequence takes 130 seconds for each token, or one core does for three tokens of several sequences."""
+
+    def minimum_s(lengths):
+        return max(130 * max(lengths), 65 * sum(lengths)) if len(lengths) == 1 else 65 * sum(lengths)
+
+    pipeline = make_pipeline(artifact_dir, "classify", lambda *_: pytest.fail("it was queued"), minimum_s=minimum_s)
+    with pytest.raises(Unprocessable, match=words) as refusal:
+        await pipeline.answer(ClassifyRequest(inputs=inputs), soon())
+
+    assert refusal.value.code == "input_too_long"
+    assert [fault.limit for fault in refusal.value.field_errors] == [limit]

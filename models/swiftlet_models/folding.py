@@ -90,6 +90,7 @@ class Folded:
 
     program: Program
     outputs: int
+    positions: int  # P, the most tokens of a sequence, whether or not there is a table of positions
     words: Matrix  # (V, E)
     products: dict[str, Product] = field(default_factory=dict)
     vectors: dict[str, Array] = field(default_factory=dict)
@@ -98,11 +99,6 @@ class Folded:
         """Returns a product, also one that `program.joined` makes."""
         parts = [self.products[part] for part in name.split(JOIN)]
         return parts[0] if len(parts) == 1 else _stack(*parts)
-
-    @property
-    def positions(self) -> int:
-        """P, the most tokens of a sequence."""
-        return len(self.vectors["embeddings.position"])
 
 
 def fold(
@@ -178,7 +174,7 @@ class _Network:
 
     def folded(self) -> Folded:
         program = Program(tuple(self.blocks), self.widths, self.result)
-        return Folded(program, self.sizes.outputs, self.words, self.products, self.vectors)
+        return Folded(program, self.sizes.outputs, self.sizes.positions, self.words, self.products, self.vectors)
 
     # ---- parameters
 
@@ -232,7 +228,7 @@ class _Network:
         self.vectors |= tables
 
     def take_position_bias(self, bias: PositionBias) -> None:
-        longest = len(self.vectors["embeddings.position"])
+        longest = self.sizes.positions
         table = self.array("encoder.position_bias.weight")  # (buckets, A)
         self.vectors["position_bias"] = table[[bias.bucket(d) for d in range(1 - longest, longest)]].T
 

@@ -75,6 +75,7 @@ class Attend:
     value: Place
     heads: int
     causal: bool = False  # whether a token attends only to itself and the tokens before it
+    window: int | None = None  # a token attends to tokens at a distance of at most window // 2; None: to all
     bias: str | None = None  # a vector (heads, 2 P - 1): the distance d from a query to a key has the column P - 1 + d
 
 
@@ -114,7 +115,11 @@ class Program:
     @property
     def attends_by_position(self) -> bool:
         """Whether attention depends on the positions of its queries."""
-        return any(isinstance(step, Attend) and (step.causal or step.bias is not None) for step in self)
+        return any(isinstance(step, Attend) and _by_position(step) for step in self)
+
+
+def _by_position(step: Attend) -> bool:
+    return step.causal or step.window is not None or step.bias is not None
 
 
 def joined(program: Program) -> Program:

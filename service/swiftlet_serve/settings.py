@@ -15,6 +15,7 @@ from swiftlet_serve.errors import SetupError
 from swiftlet_serve.machine.cores import usable_cores
 
 PREFIX: Final = "SWIFTLET_"  # of environment variables
+MAX_TIMEOUT_MS: Final = 600_000  # of a request's own deadline
 OTHER_VARIABLES: Final = ("NATIVE_KERNEL", "API_KEY")  # of the native engine, and of `swiftlet shadow-report`
 
 
@@ -203,6 +204,12 @@ class Settings(BaseSettings):
         return split_models(value) if isinstance(value, str) else value
 
     @field_validator("devices", "dialects", "cors_origins", "trusted_proxies", mode="before")
+    @property
+    def longest_s(self) -> float:
+        """The longest time to its deadline that a request can have, in seconds."""
+        return max(MAX_TIMEOUT_MS, self.timeout_ms) / 1000
+
+    @field_validator("models", "devices", "dialects", "cors_origins", "trusted_proxies", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from swiftlet_models.artifact import open_artifact
@@ -36,6 +36,7 @@ from tests.support.native_kernels import (
     NETWORKS,
     POSITIONS,
     SANITIZE,
+    VARIANTS,
     VOCABULARY,
     Pair,
     best,
@@ -45,8 +46,10 @@ from tests.support.native_kernels import (
     network,
     plain,
     plain_tiles,
+    run_folded,
     sanitized,
     torch_rows,
+    variant,
 )
 from tests.support.remote import EXTENSIONS, Remote, compile_program, emulator
 
@@ -172,12 +175,20 @@ def test_activations_equal_their_definitions(name):
     st.floats(0.01, 8),
     st.booleans(),
     st.booleans(),
+    st.sampled_from([None, 0, 9, 40]),
     st.integers(0, 2),
 )
+@example(9, 513, 1, 16, 1.0, False, False, None, 0)
+@example(200, 530, 1, 16, 1.0, True, True, None, 3)
+@example(9, 1100, 2, 16, 8.0, True, False, 700, 40)
+@example(40, 1100, 1, 32, 1.0, False, True, 64, 2)
 def test_attend_computes_scaled_dot_product_attention(
-    pair, queries, keys, heads, depth, spread, biased, causal, portion
+    pair, queries, keys, heads, depth, spread, biased, causal, window, portion
 ):
-    """Also with a bias for each distance, and causal. The queries are at positions in any order."""
+    """Also with a bias for each distance, causal, and in a window. The queries are at positions in any order.
+
+    More keys than 512 come in blocks.
+    """
     rng = np.random.default_rng(queries * 1000 + keys)
     q, k, v = (rng.normal(size=(n, heads * depth)).astype(np.float32) for n in (queries, keys, keys))
     q *= np.float32(spread / np.sqrt(depth))
@@ -189,10 +200,10 @@ def test_attend_computes_scaled_dot_product_attention(
     positions = rng.integers(0, keys, queries)
     distances = np.arange(keys)[None, :] - positions[:, None]
     table = 3 * rng.normal(size=(heads, 2 * keys - 1 + pair.library.c.swiftlet_lanes())).astype(np.float32)
-    out = {library: np.empty_like(q) for library in pair}
+    out, reach = {library: np.empty_like(q) for library in pair}, -1 if window is None else window
     for library, to in out.items():
         first, bias, (at, last) = (q, k, v), np.ctypeslib.as_ctypes(table) if biased else None, (positions, to)
-        pointers = *map(np.ctypeslib.as_ctypes, first), bias, causal, np.ctypeslib.as_ctypes(at), portion
+        pointers = *map(np.ctypeslib.as_ctypes, first), bias, causal, reach, np.ctypeslib.as_ctypes(at), portion
         assert library.c.swiftlet_attend(queries, keys, heads, depth, *pointers, np.ctypeslib.as_ctypes(last)) == 0
 
     for number, head in enumerate(np.split(np.arange(heads * depth), heads)):
@@ -201,6 +212,8 @@ def test_attend_computes_scaled_dot_product_attention(
             scores += table[number][keys - 1 + distances]
         if causal:
             scores[distances > 0] = -np.inf
+        if window is not None:
+            scores[np.abs(distances) > window // 2] = -np.inf
         shares = np.exp(scores - scores.max(1, keepdims=True))
         expected = shares @ v[:, head] / shares.sum(1, keepdims=True)
         assert np.abs(out[pair.library][:, head] - expected).max() <= error
@@ -219,6 +232,16 @@ def test_native_computes_the_rows_of_torch(architecture, task):
 
     assert actual.shape == expected.shape
     assert np.sqrt(np.mean((actual - expected) ** 2) / np.mean(expected**2)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_native_computes_networks_without_positions_and_with_windows(name):
+    given = variant(name)
+    expected, rows = run_folded(given, BATCH), Native(best(), given).run(BATCH)
+
+    assert np.sqrt(np.mean((np.concatenate(rows) - expected) ** 2) / np.mean(expected**2)) <= TOLERANCE
+    for row, one in zip(rows, BATCH.encodings(), strict=True):
+        assert row.tobytes() == Native(best(), given).run(Batch.of([one]))[0].tobytes()
 
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
@@ -658,6 +681,7 @@ WRONG_PROGRAMS: dict[str, Callable[[tuple[Step, ...]], tuple[Step, ...]]] = {
     "a product in place": lambda steps: tuple(
         replace(s, out="attended") if isinstance(s, Multiply) and s.x == "attended" else s for s in steps
     ),
+    "a negative window": lambda steps: tuple(replace(s, window=-2) if isinstance(s, Attend) else s for s in steps),
     "an infinite epsilon": lambda steps: tuple(replace(s, epsilon=np.inf) if isinstance(s, Norm) else s for s in steps),
     "a look-up behind the read": lambda steps: (*steps, step_of(LookUp)),
 }
@@ -684,8 +708,7 @@ def test_columns_of_a_value_that_another_segment_wrote_are_kept():
     first = LookUp(Place("x", 0, 16), WORDS, "word")
     rest = LookUp(Place("x", 16, 16), WORDS, "word"), Multiply("y", "x", "twice"), Read("y", "y")
     program = Program((Block((first,)), Block(rest)), {"x": 32, "y": 16}, "y")
-    tables = {"embeddings.position": np.zeros((300, 16), np.float32)}
-    engine = Native(best(), Folded(program, 16, words, {"twice": twice}, tables))
+    engine = Native(best(), Folded(program, 16, 300, words, {"twice": twice}))
     ids = np.random.default_rng(1).integers(0, 9, 200)
     (rows,) = engine.run(Batch.of([Encoding(ids, np.zeros(200, np.int64), np.arange(200))]))
 

@@ -23,7 +23,7 @@ from swiftlet_serve.types import Batch
 from swiftlet_serve.workers.hosted_model import host_model, run_timed
 from tests.support.checkpoints import Task
 from tests.support.compiler import SOURCES, compile_kernels
-from tests.support.native_kernels import CONFIGS, NETWORKS, best, emulated, encoding, folded, plain_tiles
+from tests.support.native_kernels import CONFIGS, NETWORKS, best, emulated, encoding, folded, plain_tiles, variant
 from tests.support.paths import ROOT
 from tests.support.remote import PROGRAM, Remote
 
@@ -70,6 +70,36 @@ def test_lone_sequence_has_the_same_bits_on_several_cores(length, focus, cores):
         best().share_cores(cores)
         (row,) = network.run(batch)
         assert row.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("name", ["no positions", "window without positions"])
+def test_long_sequence_has_the_same_bits_on_several_cores_and_in_a_batch(name):
+    """Its keys come in several blocks, and its rows in larger ones. It leaves no large memory behind."""
+    network, long = Native(best(), variant(name, 5000)), encoding(2600, range(0, 2600, 50), 1)
+    best().share_cores(1)
+    (expected,) = network.run(Batch.of([long]))
+    together = network.run(Batch.of([encoding(7, [0], 2), long]))
+    best().share_cores(3)
+    (row,) = network.run(Batch.of([long]))
+
+    assert row.tobytes() == expected.tobytes() == together[1].tobytes()
+    assert best().c.swiftlet_workspace_bytes() <= 16 << 20
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux measures the peak of a process's memory")
+def test_memory_of_a_call_is_linear_in_tokens():
+    """Scores of all tokens by all tokens would take 256 MiB."""
+    network, batch = Native(best(), variant("no positions", 8192)), Batch.of([encoding(8192, [0], 1)])
+
+    def peak(field: str) -> int:
+        status = Path("/proc/self/status").read_text("ascii", "replace")
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field))
+
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak("VmRSS:")
+    network.run(batch)
+
+    assert peak("VmHWM:") - before <= 64 << 10
 
 
 @pytest.fixture(params=[("avx2", "thread"), ("plain", "thread")], ids="-".join)

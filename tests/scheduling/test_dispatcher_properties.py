@@ -270,7 +270,7 @@ class SchedulingMachine(RuleBasedStateMachine):
 
     @invariant()
     def queue_totals_are_correct(self):
-        for queue in self.queue.by_priority.values() if hasattr(self, "loop") else ():
+        for queue in self.queue.short.values() if hasattr(self, "loop") else ():
             assert queue.tokens == sum(item.length for item in queue)
             assert queue.squares == sum(item.length**2 for item in queue)
             assert len(queue) == len(list(queue))
@@ -286,7 +286,7 @@ class SchedulingMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_sequence_has_a_turn(self):
-        for queue in self.queue.by_priority.values() if hasattr(self, "loop") else ():
+        for queue in self.queue.short.values() if hasattr(self, "loop") else ():
             in_turn = list(queue.in_turn(self.queue.sequence_s))
             assert sorted(map(id, in_turn)) == sorted(map(id, queue))
             assert not in_turn or queue.turn == (queue.times.of(in_turn[0].client), in_turn[0].arrival)
@@ -314,7 +314,7 @@ class SchedulingMachine(RuleBasedStateMachine):
                 assert isinstance(outcome, SwiftletError) or np.array_equal(outcome, row_of(one.tag))
         assert self.scheduler.dispatcher.queued_tokens == 0
         assert self.queue.running_calls == 0
-        assert not any(self.queue.by_priority.values())
+        assert not any(self.queue.short.values())
         assert self.loop.run_until_complete(self.scheduler.close(1))
         self.loop.close()
 

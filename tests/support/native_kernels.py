@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -140,7 +141,7 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "none": lambda x: x,
     "tanh": np.tanh,
     "relu": lambda x: np.maximum(x, 0),
-    "gelu": lambda x: x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2,
+    "gelu": lambda x: x * (1 + np.vectorize(math.erf, [float])(x / math.sqrt(2))) / 2,
     "gelu_new": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
 }
 
@@ -197,6 +198,8 @@ def _run(f: Folded, one: Encoding) -> np.ndarray:
                 scores += bias[distances + len(bias) // 2]
             if step.causal:
                 scores[distances > 0] = -np.inf
+            if step.window is not None:
+                scores[np.abs(distances) > step.window // 2] = -np.inf
             scores = np.exp(scores - scores.max(-1, keepdims=True))
             attended.append(scores @ value[head] / scores.sum(-1, keepdims=True))
         return np.concatenate(attended, axis=1)
@@ -218,3 +221,33 @@ def _run(f: Folded, one: Encoding) -> np.ndarray:
                 pooled = values[step.x].max(0) if step.how == "max" else values[step.x].mean(0)
                 values[step.out] = np.tile(pooled, (len(one.focus), 1))
     return values[f.program.result]
+
+
+Change = Callable[[Any], Any]
+
+
+def _without_positions(step: Any) -> Any:
+    return None if isinstance(step, LookUp) and step.index == "position" else step
+
+
+def _with_window(step: Any) -> Any:
+    return replace(step, window=9) if isinstance(step, Attend) else step
+
+
+# Networks that no family has yet. Without positions, their sequences may have any length.
+VARIANTS: Final[Mapping[str, tuple[str, Change]]] = {
+    "no positions": ("bert", _without_positions),
+    "window without positions": ("albert", lambda step: _with_window(_without_positions(step))),
+    "causal window": ("gpt2", _with_window),
+    "window with bias": ("mpnet", _with_window),
+}
+
+
+def variant(name: str, positions: int = POSITIONS) -> Folded:
+    """Returns a network of a head for tokens with other steps."""
+    architecture, change = VARIANTS[name]
+    given = folded(architecture, "qa")
+    kept = (
+        replace(block, steps=tuple(step for step in map(change, block.steps) if step)) for block in given.program.blocks
+    )
+    return replace(given, program=replace(given.program, blocks=tuple(kept)), positions=positions)

@@ -351,7 +351,7 @@ class Network:
 
     def attention_bias(self, step: Attend) -> list[str]:
         """The numbers to add to the scores, (1 or B, 1 or A, S or F, S), or nothing."""
-        if step.bias is None and not step.causal:
+        if step.bias is None and not step.causal and step.window is None:
             return []
         g = self.outermost
         size = g.add("Gather", [g.add("Shape", [self.input("spread")]), number(g, 1)], axis=0)
@@ -367,10 +367,15 @@ class Network:
             columns = g.add("Add", [distances, number(g, self.folded.positions - 1)])
             by_head = g.add("Gather", [self.vector(step.bias), columns], axis=1)  # (A, B, F, S)
             parts.append(g.add("Transpose", [by_head], perm=(1, 0, 2, 3)))
+        hidden = []
         if step.causal:
-            after = g.add("Greater", [distances, number(g, 0)])
+            hidden.append(g.add("Greater", [distances, number(g, 0)]))
+        if step.window is not None:
+            hidden.append(g.add("Greater", [g.add("Abs", [distances]), number(g, step.window // 2)]))
+        if hidden:
+            condition = hidden[0] if len(hidden) == 1 else g.add("Or", hidden)
             values = (g.array(f"bias.{v}", np.array(v, np.float32)) for v in (np.finfo(np.float32).min, 0))
-            parts.append(g.add("Unsqueeze", [g.add("Where", [after, *values]), numbers(g, 1)]))
+            parts.append(g.add("Unsqueeze", [g.add("Where", [condition, *values]), numbers(g, 1)]))
         return parts if len(parts) == 1 else [g.add("Add", parts)]
 
     def read_rows(self, step: Read) -> str:

@@ -19,23 +19,38 @@ MULTIPLE: Final = 8
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, ends_q: Tensor, ends_k: Tensor, longest: int, *, causal: bool = False
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    ends_q: Tensor,
+    ends_k: Tensor,
+    longest: int,
+    *,
+    causal: bool = False,
+    window: int | None = None,
 ) -> Tensor:
     """Returns the attended values, (Q, A, D). Those of queries beyond the last sequence's are undefined.
 
-    `longest` is at least the length of the longest sequence. With `causal`, a sequence has as many queries as keys.
-    On a CUDA device, query, key and value are in fp16 or bf16.
+    `longest` is at least the length of the longest sequence. With `causal` or a `window`, as `program.Attend` describes
+    them, a sequence has as many queries as keys. On a CUDA device, query, key and value are in fp16 or bf16.
     """
-    if query.device.type != "cuda":
-        return attend_by_sequence(query, key, value, ends_q, ends_k, longest, causal=causal)
-    return attend_with_kernel(query, key, value, ends_q, ends_k, longest, causal=causal)
+    compute = attend_with_kernel if query.device.type == "cuda" else attend_by_sequence
+    return compute(query, key, value, ends_q, ends_k, longest, causal=causal, window=window)
 
 
 def attend_with_kernel(
-    query: Tensor, key: Tensor, value: Tensor, ends_q: Tensor, ends_k: Tensor, longest: int, *, causal: bool = False
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    ends_q: Tensor,
+    ends_k: Tensor,
+    longest: int,
+    *,
+    causal: bool = False,
+    window: int | None = None,
 ) -> Tensor:
     """Returns the same as `attend` on a CUDA device since Ampere, with flash attention."""
-    width = query.shape[2]
+    width, reach = query.shape[2], -1 if window is None else window // 2
     if missing := -width % MULTIPLE:
         query, key, value = (F.pad(x, (0, missing)) for x in (query, key, value))
     out = query.new_empty(query.shape)  # without `out`, torch fills a state of random numbers in each call
@@ -49,14 +64,22 @@ def attend_with_kernel(
         longest,
         longest,
         scale=1.0,
-        window_size=(-1, 0) if causal else (-1, -1),
+        window_size=(reach, 0) if causal else (reach, reach),
         num_splits=1,  # so that a sequence's values do not depend on its batch
     )
     return out[:, :, :width] if missing else out
 
 
 def attend_by_sequence(
-    query: Tensor, key: Tensor, value: Tensor, ends_q: Tensor, ends_k: Tensor, longest: int, *, causal: bool = False
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    ends_q: Tensor,
+    ends_k: Tensor,
+    longest: int,
+    *,
+    causal: bool = False,
+    window: int | None = None,
 ) -> Tensor:
     """Returns the same as `attend` on any device, sequence by sequence: the reference of its kernel.
 
@@ -70,13 +93,22 @@ def attend_by_sequence(
             raise ValueError(f"a sequence has {end - begin} tokens, more than {longest}")
         if last > first:
             q, k, v = (x.transpose(0, 1) for x in (query[first:last], key[begin:end], value[begin:end]))
-            attended = F.scaled_dot_product_attention(q, k, v, scale=1.0, is_causal=causal)
+            mask = None if window is None else _allowed(_distances(end - begin, query.device), causal, window)
+            attended = F.scaled_dot_product_attention(q, k, v, mask, scale=1.0, is_causal=causal and mask is None)
             out[first:last] = attended.transpose(0, 1)
     return out
 
 
 def attend_with_bias(
-    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, table: Tensor, *, causal: bool = False
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    ends: Tensor,
+    longest: int,
+    table: Tensor,
+    *,
+    causal: bool = False,
+    window: int | None = None,
 ) -> Tensor:
     """Returns the attended values of a network with a position bias: (T, A, D), for queries at every token.
 
@@ -87,18 +119,29 @@ def attend_with_bias(
         ends: cumulative lengths of the B sequences, (B + 1,).
         longest: S, the length of the longest sequence.
         table: `position_bias` of `swiftlet_models.folding`, (A, 2 P - 1).
-        causal: whether a token attends only to itself and the tokens before it.
+        causal, window: as in `program.Attend`.
     """
     places = torch.arange(longest, device=query.device)
     starts, lengths = ends[:-1, None], ends.diff()[:, None]  # (B, 1)
     tokens = (starts + torch.minimum(places, lengths - 1)).clamp_(min=0)  # (B, S)
-    distances = places[None, :] - places[:, None]  # (S, S), from a query to a key
+    distances = _distances(longest, query.device)
     bias = table[:, distances + table.shape[1] // 2].to(query.dtype)  # (A, S, S)
     allowed = (places < lengths)[:, None, None, :]  # (B, 1, 1, S)
-    if causal:
-        allowed = allowed & (distances <= 0)
+    allowed = allowed & _allowed(distances, causal, window)
     q, k, v = (x[tokens].transpose(1, 2) for x in (query, key, value))  # (B, A, S, D)
     lowest = torch.finfo(query.dtype).min
     attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.where(allowed, lowest), scale=1.0)
     real = places < lengths  # (B, S)
     return attended.transpose(1, 2)[real]
+
+
+def _distances(length: int, device: torch.device) -> Tensor:
+    """Returns the distances from each query to each key of a sequence, (S, S)."""
+    places = torch.arange(length, device=device)
+    return places[None, :] - places[:, None]
+
+
+def _allowed(distances: Tensor, causal: bool, window: int | None) -> Tensor:
+    """Returns whether a query may attend to a key at these distances."""
+    allowed = distances <= 0 if causal else torch.ones_like(distances, dtype=torch.bool)
+    return allowed if window is None else allowed & (distances.abs() <= window // 2)

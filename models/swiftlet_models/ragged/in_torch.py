@@ -57,7 +57,15 @@ class Kernels(Protocol):
         ...
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, *, causal: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        ends: Tensor,
+        longest: int,
+        *,
+        causal: bool = False,
+        window: int | None = None,
     ) -> Tensor:
         """Returns the attended values for queries at every token, (T, A, D). See `attention.attend`."""
         ...
@@ -101,9 +109,18 @@ def window(words: Tensor, input_ids: Tensor, before: Tensor, after: Tensor) -> T
     return torch.cat([padded[after], x, padded[before]], 1)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, *, causal: bool = False) -> Tensor:
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    ends: Tensor,
+    longest: int,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+) -> Tensor:
     """See `Kernels`."""
-    return attention.attend(query, key, value, ends, ends, longest, causal=causal)
+    return attention.attend(query, key, value, ends, ends, longest, causal=causal, window=window)
 
 
 def feed_forward(layer: FeedForward, attended: Tensor, residual: Tensor, entered: Tensor) -> Tensor:

@@ -223,15 +223,24 @@ def _window(words, input_ids, before, after, out, tokens, width, block: tl.const
     tl.store(out + token * 3 * width + part * width + column, row, mask=column < width)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, *, causal: bool = False) -> Tensor:
-    """See `in_torch.Kernels`. Heads of other widths than `HEADS` are computed by the kernel of torch.
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    ends: Tensor,
+    longest: int,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+) -> Tensor:
+    """See `in_torch.Kernels`. Heads of other widths than `HEADS`, and windows, are computed by the kernel of torch.
 
     That kernel starts a program for every block of `longest` tokens of every sequence. A static batch has room for many
     sequences. Most of them are empty and the others short, so most programs would have no work.
     """
     tokens, heads, width = query.shape
-    if width not in HEADS:
-        return in_torch.attend(query, key, value, ends, longest, causal=causal)
+    if width not in HEADS or window is not None:
+        return in_torch.attend(query, key, value, ends, longest, causal=causal, window=window)
     out, sequences = query.new_empty(query.shape), len(ends) - 1
     blocks = triton.cdiv(tokens, QUERIES) + sequences  # at most
     _attend[(min(PROGRAMS, blocks * heads),)](

@@ -169,13 +169,14 @@ def _norm(step: Norm, parameters: Parameters) -> Operation:
 
 def _attend(step: Attend, parameters: Parameters) -> Operation:
     bias = parameters.vector(step.bias) if step.bias else None
+    causal, window = step.causal, step.window
 
     def run(state: State) -> Tensor:
         at, (query, key, value) = state.at, _heads(step, state)
         if bias is None:
-            attended = state.kernels.attend(query, key, value, at.ends, at.longest, causal=step.causal)
+            attended = state.kernels.attend(query, key, value, at.ends, at.longest, causal=causal, window=window)
         else:
-            attended = attend_with_bias(query, key, value, at.ends, at.longest, bias, causal=step.causal)
+            attended = attend_with_bias(query, key, value, at.ends, at.longest, bias, causal=causal, window=window)
         return attended.flatten(1)
 
     return run

@@ -52,7 +52,7 @@ ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorc
 INDICES: Final = {"word": 0, "next_word": 1, "previous_word": 2, "position": 3, "token_type": 4}
 HOW: Final = {"focus": 0, "mean": 1, "max": 2}
 NONE: Final = -1
-STEP_NUMBERS: Final = 12
+STEP_NUMBERS: Final = 13
 WRONG_SUM: Final = 4  # the status of a call that found a wrong sum and was computed again
 TEST_SECONDS: Final = 0.25  # of the self-test
 TEST_ROUNDS: Final = 100
@@ -62,7 +62,7 @@ ERRORS: Final = {
     3: "a parameter is missing",
     5: "the network's sizes contradict each other",
 }
-INTERFACE: Final = 3  # the version of the functions and programs in swiftlet_serve/native
+INTERFACE: Final = 4  # the version of the functions and programs in swiftlet_serve/native
 
 _Floats = np.ctypeslib.ndpointer(np.float32, flags="C_CONTIGUOUS")
 _Int8s = np.ctypeslib.ndpointer(np.int8, flags="C_CONTIGUOUS")
@@ -160,7 +160,7 @@ class Native:
     """A network in int8 kernels."""
 
     # A call costs little besides its tokens: it reads the weights once for all of them.
-    cost: ClassVar[Cost] = Cost(padded=False, call_tokens=8, max_tokens=512, max_rows=64)
+    cost: ClassVar[Cost] = Cost(padded=False, call_tokens=8, max_tokens=512, max_rows=64, shares_cores=True)
     runs_network: ClassVar[bool] = True
     # The artifact's tolerance is for weights with one scale per block. Here they have one scale per output.
     extra_tolerance: ClassVar[float] = 0.05
@@ -464,7 +464,8 @@ def program_numbers(folded: Folded, parameters: Parameters) -> NDArray[np.int32]
                 return 2, values[step.out], values[step.x], *norm, epsilon
             case Attend():
                 places = *place(step.query), *place(step.key), *place(step.value)
-                return 3, values[step.out], *places, step.heads, step.causal, vector(step.bias)
+                window = NONE if step.window is None else step.window
+                return 3, values[step.out], *places, step.heads, step.causal, vector(step.bias), window
             case Read():
                 return 4, values[step.out], values[step.x], HOW[step.how]
 

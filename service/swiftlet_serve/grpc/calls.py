@@ -14,9 +14,10 @@ from starlette.responses import Response
 
 from swiftlet_serve.errors import SwiftletError
 from swiftlet_serve.http import problem_details
-from swiftlet_serve.http.gate.gate import MAX_TIMEOUT_MS, TIMEOUT_HEADER, Gate
+from swiftlet_serve.http.gate.gate import TIMEOUT_HEADER, Gate
 from swiftlet_serve.http.gate.request import Head, Request
 from swiftlet_serve.http.wording import sentence
+from swiftlet_serve.settings import MAX_TIMEOUT_MS
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -104,7 +104,7 @@ class LocalRuntime(Runtime):
 
     def copy_pipeline(self, pipeline: Pipeline, scheduler: Scheduler) -> Pipeline:
         """Returns a pipeline for the same model with another scheduler."""
-        return Pipeline(pipeline.model, scheduler, self._threads, self.settings.max_queued_tokens, pipeline.key)
+        return Pipeline(pipeline.model, scheduler, self._threads, self.settings, pipeline.key)
 
     def has_idle_core(self) -> bool:
         """Returns whether nothing is queued, and a core stays idle when another call starts, if there are several."""

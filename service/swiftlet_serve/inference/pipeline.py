@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
@@ -18,6 +19,7 @@ from swiftlet_serve.inference import partial_results
 from swiftlet_serve.inference.loading import OpenModel
 from swiftlet_serve.inference.partial_results import Input
 from swiftlet_serve.inference.task_timer import TaskTimer
+from swiftlet_serve.settings import Settings
 from swiftlet_serve.tasks._requests import characters
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from swiftlet_serve.types import Deadline, Outcome, Priority, Row, Task
@@ -73,7 +75,7 @@ class Pipeline:
         model: OpenModel,
         scheduler: Scheduler,
         threads: ThreadPoolExecutor,
-        max_tokens: int,
+        settings: Settings,
         key: str | None = None,
         version: int | None = None,
     ) -> None:
@@ -83,7 +85,7 @@ class Pipeline:
             model: the model and its task.
             scheduler: admits the requests and runs their sequences.
             threads: encode and decode long requests.
-            max_tokens: limit of one request.
+            settings: limit a request.
             key: the name under which the dispatcher knows the model. None: its own.
             version: its version in the model repository. None: it is from no repository.
         """
@@ -95,7 +97,7 @@ class Pipeline:
         self._state.idle.set()
         self._others: dict[str, Pipeline] = {}  # by task
         self._threads = threads
-        self._max_tokens = max_tokens
+        self._settings = settings
         self._timer = TaskTimer()
 
     def for_task(self, name: str) -> Pipeline:
@@ -154,7 +156,9 @@ class Pipeline:
             with self._timer.limit(deadline):
                 inputs = await self._encode(request, record)
                 sequences += [sequence for input_ in inputs for sequence in input_.encodings]
-                check_size(self.model.task, [len(sequence.input_ids) for sequence in sequences], self._max_tokens)
+                lengths = [len(sequence.input_ids) for sequence in sequences]
+                check_size(self.model.task, lengths, self._settings.max_queued_tokens)
+                check_duration(lengths, self._scheduler.minimum_s, self._settings.longest_s)
                 if record is not None and (left_out := sum([sequence.left_out for sequence in sequences])):
                     record.left_out = left_out
                     record.truncated = partial_results.truncated(self.model.task, request, inputs)
@@ -234,6 +238,29 @@ def check_size(task: Task[Any, Any], lengths: Sequence[int], max_tokens: int) ->
             fault = FieldError("/inputs", "input_too_long", limit)
             detail = f"The inputs have more than {limit} {unit} in total. Send fewer or shorter inputs."
             raise Unprocessable("input_too_long", detail, field_errors=[fault])
+
+
+def check_duration(lengths: Sequence[int], minimum_s: Callable[[Sequence[int]], float], longest_s: float) -> None:
+    """Raises Unprocessable for a request that takes longer than the longest deadline, even alone.
+
+    Args:
+        lengths: tokens of each of its sequences.
+        minimum_s: predicts the seconds that the engine needs for sequences of some lengths.
+        longest_s: the longest time to a deadline.
+    """
+    if not lengths or (request_s := minimum_s(lengths)) <= longest_s:
+        return
+    fitting = bisect_right(range(1, max(lengths) + 1), longest_s, key=lambda length: minimum_s([length]))
+    if fitting < max(lengths):
+        limit, what, advice = fitting, "A text", "a shorter text"
+    else:
+        limit, what, advice = int(sum(lengths) * longest_s / request_s), "A request", "fewer or shorter inputs"
+    detail = (
+        f"{what} of more than {limit} tokens takes longer on this server than the longest deadline, which is "
+        f"{longest_s:g} seconds. Send {advice}."
+    )
+    fault = FieldError("/inputs", "input_too_long", limit)
+    raise Unprocessable("input_too_long", detail, field_errors=[fault])
 
 
 def _values(sequence: Encoding, outcome: Outcome) -> int:

@@ -68,7 +68,7 @@ class Runtime(ABC):
         name = model.manifest.name
         self.stats.add_model(name, model.manifest.task, version)
         scheduler = self._make_scheduler(name, key)
-        return Pipeline(model, scheduler, self._threads, self.settings.max_queued_tokens, key, version)
+        return Pipeline(model, scheduler, self._threads, self.settings, key, version)
 
     @abstractmethod
     def _make_scheduler(self, name: str, key: str) -> Scheduler:

@@ -66,7 +66,7 @@ bool batch_valid(const Model& m, const Batch& batch, std::int64_t candidates) {
 }  // namespace
 
 // The version of these functions and of programs. Python refuses a library of another version.
-EXPORT int swiftlet_interface() { return 3; }
+EXPORT int swiftlet_interface() { return 4; }
 
 EXPORT const char* swiftlet_kernel() { return Isa::name; }
 
@@ -179,20 +179,20 @@ EXPORT int swiftlet_multiply(int rows, int n, int k, const float* x, const std::
     });
 }
 
-// `bias` is null or (heads, 2 keys - 1 + lanes). `positions` (queries,) is null if query i is at position i. Keys and values
+// `bias` is null or (heads, 2 keys - 1 + lanes). `window` is that of a Placement. `positions` (queries,) is null if query i is at position i. Keys and values
 // are packed `portion` times `packed_rows` rows at a time, or all at once if `portion` is 0.
 EXPORT int swiftlet_attend(int queries, int keys, int heads, int depth, const float* q, const float* k, const float* v,
-                           const float* bias, int causal, const std::int64_t* positions, int portion, float* out) {
+                           const float* bias, int causal, int window, const std::int64_t* positions, int portion, float* out) {
     return guarded([&] {
         Buffer<float> scratch, packed;
         const TileCall tiles;
         const int width = heads * depth, step = portion ? portion * packed_rows : keys;
-        float *memory = scratch.reserve(attention_scratch(keys, depth)), *to = packed.reserve(packed_size(keys, heads, depth));
+        float *memory = scratch.reserve(std::max(packing_scratch(step, depth), attention_scratch(depth))), *to = packed.reserve(packed_size(keys, heads, depth));
         for (int first = 0; first < keys; first += step) {
             const std::size_t at = static_cast<std::size_t>(first) * width;
             pack({k + at, width}, {v + at, width}, first, std::min(step, keys - first), keys, heads, depth, to, memory);
         }
-        const Placement placement{bias, 2 * keys - 1 + lanes, keys, causal != 0, positions};
+        const Placement placement{bias, 2 * keys - 1 + lanes, keys, causal != 0, window, positions};
         attend({q, width}, queries, to, keys, heads, depth, placement, out, width, memory);
         return ok;
     });

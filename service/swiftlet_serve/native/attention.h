@@ -46,23 +46,35 @@ inline void multiply_f32(const float* a, int a_stride, int rows, const float* b,
     });
 }
 
+// Some keys of a sequence.
+struct Keys {
+    int first, last;  // the last one is not included
+};
+
 // How the positions of a sequence's queries enter its attention.
 struct Placement {
     const float* bias = nullptr;  // (heads, bias_stride), added to the scores; null without a bias
     int bias_stride = 0;
     int longest = 0;                          // the distance d from a query to a key has the bias longest - 1 + d
     bool causal = false;                      // whether a query attends only to keys up to its own position
+    int window = -1;                          // a query attends to keys at a distance of at most window / 2; -1: to all
     const std::int64_t* positions = nullptr;  // of the queries; null if query i is at position `first` + i
     int first = 0;
 
     int position(int query) const { return positions ? static_cast<int>(positions[query]) : first + query; }
-    // The number of keys that a query attends to.
-    int attended(int query, int keys) const { return causal ? position(query) + 1 : keys; }
-    // The number of keys that any of `rows` queries attends to.
-    int attended(int query, int rows, int keys) const {
-        if (!causal) return keys;
-        int most = 0;
-        for (int i = query; i < query + rows; i++) most = std::max(most, position(i) + 1);
+    // The keys that a query attends to.
+    Keys attended(int query, int keys) const {
+        const int at = position(query), reach = window < 0 ? keys : std::min(keys, window / 2);
+        return {std::max(0, at - reach), causal ? at + 1 : std::min(keys, at + 1 + reach)};
+    }
+    // The keys from the first to the last one that any of `rows` queries attends to.
+    Keys attended(int query, int rows, int keys) const {
+        if (!causal && window < 0) return {0, keys};
+        Keys most = attended(query, keys);
+        for (int i = query + 1; i < query + rows; i++) {
+            const Keys own = attended(i, keys);
+            most = {std::min(most.first, own.first), std::max(most.last, own.last)};
+        }
         return most;
     }
     // The numbers to add to the scores of a query: one for each key, and more up to a whole vector.
@@ -71,34 +83,46 @@ struct Placement {
     }
 };
 
-// Adds the bias, if there is one, to n numbers. Follows them by -infinity up to `all`. Returns the largest.
-inline Floats find_largest(float* x, int n, int all, const float* bias) {
-    Floats high = Isa::broadcast(-std::numeric_limits<float>::infinity());
-    for (int i = n; i < all; i++) x[i] = -std::numeric_limits<float>::infinity();
-    if (bias)
-        for (int i = 0; i < n; i += lanes) {
-            const Floats biased = Isa::add(Isa::load(x + i), Isa::load(bias + i));
-            Isa::store(x + i, biased);
-            high = Isa::max(high, biased);
-        }
-    else
-        for (int i = 0; i < n; i += lanes) high = Isa::max(high, Isa::load(x + i));
-    return Isa::broadcast(Isa::max_lane(high));
-}
+// The softmax of one query's scores, which come block by block.
+struct Softmax {
+    float largest, sum;  // the sum is of exp(x - largest)
 
-// Adds the bias to n scores and replaces them by exp(x - max x), followed by zeros up to `all`. Returns 1 / their sum.
-// `all` is a multiple of lanes.
-inline float softmax_numerators(float* x, int n, int all, const float* bias) {
-    const Floats shift = find_largest(x, n, all, bias);
-    Floats sum = Isa::zero();
-    for (int i = 0; i < n; i += lanes) {
-        Floats e = Isa::keep_first(exponential(Isa::sub(Isa::load(x + i), shift)), n - i);
-        sum = Isa::add(sum, e);
-        Isa::store(x + i, e);
+    void start() { largest = -std::numeric_limits<float>::infinity(), sum = 0; }
+
+    // Takes the scores x of a block: those at `own`, to which it adds the bias if there is one. Calls
+    // take(i, exp(x[i] - largest)) for every vector up to `all`, with zeros for other scores. Returns the factor of what was
+    // summed up before.
+    template <class Take>
+    ALWAYS_INLINE float add(float* x, Keys own, int all, const float* bias, Take&& take) {
+        if (own.first >= own.last) {
+            for (int i = 0; i < all; i += lanes) take(i, Isa::zero());
+            return 1;
+        }
+        const int begin = own.first / lanes * lanes;
+        for (int i = begin; i < own.first; i++) x[i] = -std::numeric_limits<float>::infinity();
+        for (int i = own.last; i % lanes; i++) x[i] = -std::numeric_limits<float>::infinity();
+        const Floats before = Isa::broadcast(largest);
+        Floats high = before, total = Isa::zero();
+        for (int i = begin; i < own.last; i += lanes) {
+            Floats score = Isa::load(x + i);
+            if (bias) Isa::store(x + i, score = Isa::add(score, Isa::load(bias + i)));
+            high = Isa::max(high, score);
+        }
+        largest = Isa::max_lane(high);
+        const Floats shift = Isa::broadcast(largest);
+        for (int i = 0; i < begin; i += lanes) take(i, Isa::zero());
+        for (int i = begin; i < own.last; i += lanes) {
+            Floats e = Isa::keep_first(exponential(Isa::sub(Isa::load(x + i), shift)), own.last - i);
+            if (i < own.first) e = Isa::sub(e, Isa::keep_first(e, own.first - i));
+            total = Isa::add(total, e);
+            take(i, e);
+        }
+        for (int i = round_up(own.last, lanes); i < all; i += lanes) take(i, Isa::zero());
+        const float factor = Isa::max_lane(exponential(Isa::sub(before, shift)));
+        sum = sum * factor + Isa::sum_lanes(total);
+        return factor;
     }
-    for (int i = round_up(n, lanes); i < all; i += lanes) Isa::store(x + i, Isa::zero());
-    return 1.0f / Isa::sum_lanes(sum);
-}
+};
 
 // Transposes (rows, columns) to (columns, rows rounded up to lanes), padded with zeros. columns is a multiple of lanes.
 inline void transpose(const float* from, int from_stride, int rows, int columns, float* to, int to_stride) {
@@ -163,62 +187,130 @@ void pack_rows(Rows from, int rows, int n, float* to) {
 // Rows of keys and values that are packed together, beginning at a multiple of this in their sequence.
 constexpr int packed_rows = Isa::tiles ? 32 : Isa::floats_per_lane * lanes;
 
-// The layout of a sequence's packed keys and values, in floats. Each head has its transposed keys (width, all), then its
-// values (all / floats per lane, depth).
+// The layout of a sequence's packed keys and values, in floats. Each head has its transposed keys in panels (width, panel),
+// which are read from beginning to end, then its values (all / floats per lane, depth).
 struct Packed {
-    int all;  // the keys, rounded up
+    int width, panel, all;  // `all`: the keys, rounded up
     std::size_t key, head;
-    Packed(int keys, int width, int depth) : all(round_up(keys, packed_rows)) {
+    Packed(int keys, int width, int panel, int depth) : width(width), panel(panel), all(round_up(keys, packed_rows)) {
         key = static_cast<std::size_t>(width) * all;
         head = key + static_cast<std::size_t>(all) / Isa::floats_per_lane * depth;
     }
+    // The place of a key at the start of a panel, and the distance of that panel's rows.
+    std::size_t place(int first) const { return static_cast<std::size_t>(first) * width; }
+    int stride(int first) const { return std::min(panel, all - first); }
+    // Transposes rows (rows, width), which begin at `first`, into their panels.
+    void transpose_into(float* to, const float* from, int from_stride, int first, int rows) const {
+        for (int row = 0, count; row < rows; row += count, from += static_cast<std::size_t>(count) * from_stride) {
+            const int start = (first + row) / panel * panel, skipped = first + row - start;
+            count = std::min(rows - row, panel - skipped);
+            transpose(from, from_stride, count, width, to + place(start) + skipped, stride(start));
+        }
+    }
 };
+
+inline Packed packed_on_vectors(int keys, int depth) { return {keys, packed_lanes(depth), tile_columns, depth}; }
 
 // Packs rows of one head's keys and values. `first` is the first row's place in the sequence: a multiple of `packed_rows`,
 // and so is the count of rows unless they are the sequence's last.
 inline void pack_on_vectors(Rows key, Rows value, int first, int rows, int keys, int depth, float* to, float* scratch) {
-    const int width = packed_lanes(depth);
-    const Packed packed(keys, width, depth);
+    const Packed packed = packed_on_vectors(keys, depth);
     const Rows columns = pack_columns(key, rows, depth, scratch);
-    transpose(columns.x, columns.stride, rows, width, to + first, packed.all);
+    packed.transpose_into(to, columns.x, columns.stride, first, rows);
     pack_rows(value, rows, depth, to + packed.key + static_cast<std::size_t>(first) / Isa::floats_per_lane * depth);
 }
 
-// The layout of the scratch memory of `attend_on_vectors`, in floats.
-struct AttentionScratch {
-    std::size_t query, size;
-    AttentionScratch(int keys, int depth) {
-        query = static_cast<std::size_t>(Isa::tile_rows) * round_up(keys, packed_rows);  // scores come first
-        size = query + static_cast<std::size_t>(Isa::tile_rows) * packed_lanes(depth);
-    }
-};
+// Keys and values that many queries read while they are in the second-level cache. Blocks begin at multiples of this in
+// their sequence, so that the order of a query's sums depends on nothing else.
+constexpr int key_block = 512;
+// The keys that a tile of queries reads of a block begin at a multiple of this.
+constexpr int key_step = std::max(tile_columns, packed_rows);
+// Queries that read a block of keys one tile after another.
+constexpr int query_block = 192;
 
-// The attention of one head for queries of one sequence. q is scaled. `memory` has the size of an AttentionScratch. Of
-// causal attention, a block of queries skips the keys after all of them.
-inline void attend_on_vectors(Rows q, int queries, const float* packed, int keys, int head, int depth, const Placement& placement,
-                              float* out, int stride, float* memory) {
-    const int width = packed_lanes(depth);
-    const Packed layout(keys, width, depth);
-    const int all = layout.all;
-    float *scores = memory, *packed_query = memory + AttentionScratch(keys, depth).query;
-    for (int i = 0; i < queries; i += Isa::tile_rows) {
-        const int rows = queries - i < Isa::tile_rows ? queries - i : Isa::tile_rows;
-        float* to = out + static_cast<std::size_t>(i) * stride;
-        const Rows query = pack_columns({q.x + static_cast<std::size_t>(i) * q.stride, q.stride}, rows, depth, packed_query);
-        const int attended = placement.attended(i, rows, keys), columns = round_up(attended, lanes);
-        const int value_rows = Isa::floats_per_lane == 1 ? attended : packed_lanes(attended);
-        multiply_f32(query.x, query.stride, rows, packed, all, width, columns, scores, all);
-        float inverse[Isa::tile_rows];
-        for (int r = 0; r < rows; r++)
-            inverse[r] = softmax_numerators(scores + static_cast<std::size_t>(r) * all, placement.attended(i + r, keys), columns, placement.bias_of(head, i + r));
-        const Rows weights = pack_columns({scores, all}, rows, columns, scores);  // packed numbers never overtake the reads
-        multiply_f32(weights.x, weights.stride, rows, packed + layout.key, depth, value_rows, depth, to, stride);
-        for (int r = 0; r < rows; r++)
-            for (int d = 0; d < depth; d += lanes) {
-                float* p = to + static_cast<std::size_t>(r) * stride + d;
-                Isa::store(p, Isa::mul(Isa::load(p), Isa::broadcast(inverse[r])));
+// Multiplies a row by a number, and adds another row if there is one.
+inline void scale_and_add(float* x, float factor, const float* other, int n) {
+    const Floats scale = Isa::broadcast(factor);
+    for (int i = 0; i < n; i += lanes) Isa::store(x + i, Isa::fma(Isa::load(x + i), scale, other ? Isa::load(other + i) : Isa::zero()));
+}
+
+// The attention of one head for queries of one sequence. q is scaled. A tile of queries leaves out the keys to which none
+// of them attends.
+template <class Products>
+void attend_head(Products& products, Rows q, int queries, int keys, int head, int depth, const Placement& placement, float* out, int stride) {
+    constexpr int tile = Products::rows;
+    for (int start = 0, count; start < queries; start += count, q.x += static_cast<std::size_t>(count) * q.stride) {
+        count = std::min(query_block, queries - start);
+        products.take_queries(q, count);
+        const auto to = [&](int row) { return out + static_cast<std::size_t>(start + row) * stride; };
+        Softmax softmax[query_block];
+        for (int r = 0; r < count; r++) softmax[r].start();
+        const Keys wanted = placement.attended(start, count, keys);
+        for (int first = wanted.first / key_block * key_block; first < wanted.last; first += key_block)
+            for (int i = 0; i < count; i += tile) {
+                const int rows = std::min(tile, count - i);
+                const Keys some = placement.attended(start + i, rows, keys);
+                const int begin = std::max(first, some.first / key_step * key_step), end = std::min(some.last, first + key_block);
+                if (begin >= end) continue;
+                products.multiply_keys(i, rows, begin, end);
+                float factors[tile];
+                for (int r = 0; r < rows; r++) {
+                    const Keys own = placement.attended(start + i + r, keys);
+                    const Keys block{std::max(own.first - begin, 0), std::min(own.last, end) - begin};
+                    const float* bias = placement.bias_of(head, start + i + r);
+                    factors[r] = softmax[i + r].add(products.scores(r), block, products.columns(end - begin), bias ? bias + begin : nullptr, products.weights(r));
+                }
+                if (begin <= some.first) {  // the tile's first block
+                    products.multiply_values(rows, begin, end, to(i), stride);
+                    continue;
+                }
+                products.multiply_values(rows, begin, end, products.sums(), depth);
+                for (int r = 0; r < rows; r++) scale_and_add(to(i + r), factors[r], products.sums() + static_cast<std::size_t>(r) * depth, depth);
             }
+        for (int r = 0; r < count; r++) scale_and_add(to(r), 1.0f / softmax[r].sum, nullptr, depth);
     }
 }
+
+// The products of a tile of queries with a block of keys, and of their weights with the values.
+class OnVectors {
+   public:
+    static constexpr int rows = Isa::tile_rows;
+
+    // `packed` has a head's keys and values. `memory` has `scratch(depth)` floats.
+    OnVectors(const float* packed, int keys, int depth, float* memory) : packed_(packed), layout_(packed_on_vectors(keys, depth)), depth_(depth), scores_(memory) {}
+
+    static std::size_t scratch(int depth) {
+        return static_cast<std::size_t>(rows) * key_block + static_cast<std::size_t>(rows) * depth + static_cast<std::size_t>(query_block) * packed_lanes(depth);
+    }
+
+    void take_queries(Rows q, int count) { queries_ = pack_columns(q, count, depth_, sums() + static_cast<std::size_t>(rows) * depth_); }
+    void multiply_keys(int query, int count, int begin, int end) {
+        const float* x = queries_.x + static_cast<std::size_t>(query) * queries_.stride;
+        for (int at = begin; at < end; at += tile_columns)
+            multiply_f32(x, queries_.stride, count, packed_ + layout_.place(at), layout_.stride(at), layout_.width,
+                         round_up(std::min(tile_columns, end - at), lanes), scores_ + at - begin, key_block);
+    }
+    float* scores(int row) { return scores_ + static_cast<std::size_t>(row) * key_block; }
+    // The columns of the weights of some keys, and a function that takes a row of them, vector by vector.
+    static int columns(int keys) { return round_up(keys, lanes); }
+    auto weights(int row) {
+        return [to = scores(row)](int column, Floats e) { Isa::store(to + column, e); };
+    }
+    // Memory for a tile of products.
+    float* sums() { return scores_ + static_cast<std::size_t>(rows) * key_block; }
+    void multiply_values(int count, int begin, int end, float* to, int stride) {
+        const Rows weights = pack_columns({scores_, key_block}, count, columns(end - begin), scores_);  // packed numbers never overtake the reads
+        const float* value = packed_ + layout_.key + static_cast<std::size_t>(begin) / Isa::floats_per_lane * depth_;
+        const int value_rows = Isa::floats_per_lane == 1 ? end - begin : packed_lanes(end - begin);
+        multiply_f32(weights.x, weights.stride, count, value, depth_, value_rows, depth_, to, stride);
+    }
+
+   private:
+    const float* packed_;
+    const Packed layout_;
+    const int depth_;
+    float* scores_;
+    Rows queries_{};
+};
 
 }  // namespace

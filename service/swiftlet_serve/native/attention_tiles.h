@@ -12,18 +12,6 @@ constexpr int tile_pairs = 32;  // bf16 numbers of a tile's row
 // Half the depth of a head, in whole tiles.
 inline int tile_width(int depth) { return round_up(depth, tile_pairs) / 2; }
 
-// The layout of the scratch memory of `attend_on_tiles`, in floats.
-struct TileScratch {
-    std::size_t scores, weights, sums, size;
-    TileScratch(int sequence, int depth) {
-        const std::size_t keys = round_up(sequence, tile_pairs);
-        scores = static_cast<std::size_t>(lanes) * tile_width(depth);  // the packed queries come first
-        weights = scores + lanes * keys;
-        sums = weights + lanes * keys / 2;
-        size = sums + 4 * lanes * lanes;
-    }
-};
-
 // Rounds rows of `depth` numbers to bf16, two numbers in a lane, followed by zeros up to `pairs` lanes.
 template <class A>
 void pack_numbers(const float* from, int from_stride, int rows, int depth, float* to, int pairs) {
@@ -34,58 +22,44 @@ void pack_numbers(const float* from, int from_stride, int rows, int depth, float
         }
 }
 
-// Adds the bias to n scores and replaces them by bf16 weights exp(x - max x), followed by zeros up to `keys`. Returns
-// 1 / their sum.
-template <class A>
-float softmax_pairs(float* x, int n, int keys, const float* bias, float* weights) {
-    const Floats shift = find_largest(x, n, keys, bias);
-    Floats sum = Isa::zero();
-    for (int i = 0; i < keys; i += 2 * lanes) {
-        const Floats first = Isa::keep_first(exponential(Isa::sub(Isa::load(x + i), shift)), n - i);
-        const Floats second = Isa::keep_first(exponential(Isa::sub(Isa::load(x + i + lanes), shift)), n - i - lanes);
-        sum = Isa::add(Isa::add(sum, first), second);
-        Isa::store(weights + i / 2, A::pair_neighbours(first, second));
-    }
-    return 1.0f / Isa::sum_lanes(sum);
-}
-
 // Two tiles of scores: 16 queries times 32 keys. Neighbouring calls use other tiles, so that none waits for a store.
 template <class A, int t>
-ALWAYS_INLINE void multiply_queries(const float* query, int pairs, const float* keys, int all, float* scores) {
+ALWAYS_INLINE void multiply_queries(const float* query, int pairs, const float* keys, float* scores) {
     A::template tile_zero<t>();
     A::template tile_zero<t + 1>();
-    for (int p = 0; p < pairs; p += lanes, query += lanes, keys += static_cast<std::size_t>(lanes) * all) {
+    for (int p = 0; p < pairs; p += lanes, query += lanes, keys += static_cast<std::size_t>(lanes) * tile_pairs) {
         A::template tile_load<4>(query, pairs * 4);
-        A::template tile_load<6>(keys, all * 4);
+        A::template tile_load<6>(keys, tile_pairs * 4);
         A::template tile_dot_bf16<t, 4, 6>();
-        A::template tile_load<7>(keys + lanes, all * 4);
+        A::template tile_load<7>(keys + lanes, tile_pairs * 4);
         A::template tile_dot_bf16<t + 1, 4, 7>();
     }
-    A::template tile_store<t>(scores, all * 4);
-    A::template tile_store<t + 1>(scores + lanes, all * 4);
+    A::template tile_store<t>(scores, key_block * 4);
+    A::template tile_store<t + 1>(scores + lanes, key_block * 4);
 }
 
 // Up to four tiles: the weights of 16 queries times `keys` values. A product need not wait for the one before.
 template <class A, int tiles>
-ALWAYS_INLINE void multiply_weights(const float* weights, int all, int keys, const float* value, int depth, float* sums) {
+ALWAYS_INLINE void multiply_weights(const float* weights, int keys, const float* value, int depth, float* sums, int stride) {
     unroll<tiles>([&](auto t) { A::template tile_zero<t>(); });
     for (int p = 0; p < keys / 2; p += lanes, value += static_cast<std::size_t>(lanes) * depth) {
-        A::template tile_load<4>(weights + p, all * 2);
+        A::template tile_load<4>(weights + p, key_block * 2);
         unroll<tiles>([&](auto t) {
             A::template tile_load<6 + t % 2>(value + t * lanes, depth * 4);
             A::template tile_dot_bf16<t, 4, 6 + t % 2>();
         });
     }
-    unroll<tiles>([&](auto t) { A::template tile_store<t>(sums + t * lanes, tiles * lanes * 4); });
+    unroll<tiles>([&](auto t) { A::template tile_store<t>(sums + t * lanes, stride * 4); });
 }
+
+inline Packed packed_on_tiles(int keys, int depth) { return {keys, tile_width(depth), tile_pairs, depth}; }
 
 // Packs rows of one head's keys and values, as `pack_on_vectors`. `scratch` has (rows, tile_width(depth)).
 template <class A>
 void pack_on_tiles(Rows key, Rows value, int first, int rows, int keys, int depth, float* to, float* scratch) {
-    const int pairs = tile_width(depth);
-    const Packed packed(keys, pairs, depth);
-    pack_numbers<A>(key.x, key.stride, rows, depth, scratch, pairs);
-    transpose(scratch, pairs, rows, pairs, to + first, packed.all);
+    const Packed packed = packed_on_tiles(keys, depth);
+    pack_numbers<A>(key.x, key.stride, rows, depth, scratch, packed.width);
+    packed.transpose_into(to, scratch, packed.width, first, rows);
     to += packed.key + static_cast<std::size_t>(first) / 2 * depth;
     const auto load = [&](int r, int d) {
         return r < rows ? Isa::load(value.x + static_cast<std::size_t>(r) * value.stride + d) : Isa::zero();
@@ -94,53 +68,73 @@ void pack_on_tiles(Rows key, Rows value, int first, int rows, int keys, int dept
         for (int d = 0; d < depth; d += lanes) Isa::store(to + d, A::pair(load(row, d), load(row + 1, d)));
 }
 
-// The attention of one head for queries of one sequence, as `attend_on_vectors`. `memory` has the size of a TileScratch.
+// As `OnVectors`.
 template <class A>
-void attend_on_tiles(Rows q, int queries, const float* packed, int keys, int head, int depth, const Placement& placement,
-                     float* out, int stride, float* memory) {
-    const TileScratch scratch(keys, depth);
-    const int pairs = tile_width(depth);
-    const Packed layout(keys, pairs, depth);
-    const int all = layout.all;
-    const float* value = packed + layout.key;
-    float *query = memory, *scores = memory + scratch.scores, *weights = memory + scratch.weights, *sums = memory + scratch.sums;
-    for (int i = 0; i < queries; i += lanes) {
-        const int rows = queries - i < lanes ? queries - i : lanes;
-        pack_numbers<A>(q.x + static_cast<std::size_t>(i) * q.stride, q.stride, rows, depth, query, pairs);
-        const int columns = round_up(placement.attended(i, rows, keys), tile_pairs);
-        for (int column = 0; column < columns; column += 2 * tile_pairs) {
-            multiply_queries<A, 0>(query, pairs, packed + column, all, scores + column);
-            if (column + tile_pairs < columns)
-                multiply_queries<A, 2>(query, pairs, packed + column + tile_pairs, all, scores + column + tile_pairs);
-        }
-        float inverse[lanes];
-        for (int r = 0; r < rows; r++)
-            inverse[r] = softmax_pairs<A>(scores + static_cast<std::size_t>(r) * all, placement.attended(i + r, keys), columns,
-                                          placement.bias_of(head, i + r), weights + static_cast<std::size_t>(r) * all / 2);
-        for (int d = 0; d < depth; d += 4 * lanes)
-            with_constant<4>((depth - d) / lanes, [&](auto tiles) {
-                multiply_weights<A, tiles>(weights, all, columns, value + d, depth, sums);
-                for (int r = 0; r < rows; r++)
-                    unroll<tiles>([&](auto t) {
-                        const Floats sum = Isa::load(sums + (r * tiles + t) * lanes);
-                        Isa::store(out + static_cast<std::size_t>(i + r) * stride + d + t * lanes, Isa::mul(sum, Isa::broadcast(inverse[r])));
-                    });
-            });
+class OnTiles {
+   public:
+    static constexpr int rows = lanes;
+
+    OnTiles(const float* packed, int keys, int depth, float* memory)
+        : packed_(packed), layout_(packed_on_tiles(keys, depth)), depth_(depth), scores_(memory), weights_(scores_ + rows * key_block),
+          sums_(weights_ + rows * key_block / 2), queries_(sums_ + static_cast<std::size_t>(rows) * depth) {}
+
+    static std::size_t scratch(int depth) {
+        return rows * key_block + rows * key_block / 2 + static_cast<std::size_t>(rows) * depth + static_cast<std::size_t>(query_block) * tile_width(depth);
     }
-}
+
+    void take_queries(Rows q, int count) { pack_numbers<A>(q.x, q.stride, count, depth_, queries_, layout_.width); }
+    void multiply_keys(int query, int, int begin, int end) {
+        const int pairs = layout_.width;
+        const float* x = queries_ + static_cast<std::size_t>(query) * pairs;
+        for (int at = begin; at < end; at += 2 * tile_pairs) {
+            multiply_queries<A, 0>(x, pairs, packed_ + layout_.place(at), scores_ + at - begin);
+            if (at + tile_pairs < end) multiply_queries<A, 2>(x, pairs, packed_ + layout_.place(at + tile_pairs), scores_ + at + tile_pairs - begin);
+        }
+    }
+    float* scores(int row) { return scores_ + static_cast<std::size_t>(row) * key_block; }
+    static int columns(int keys) { return round_up(keys, tile_pairs); }
+    auto weights(int row) {
+        return [to = weights_ + static_cast<std::size_t>(row) * key_block / 2, first = Isa::zero()](int column, Floats e) mutable {
+            if (column / lanes % 2)
+                Isa::store(to + (column - lanes) / 2, A::pair_neighbours(first, e));
+            else
+                first = e;
+        };
+    }
+    float* sums() { return sums_; }
+    void multiply_values(int count, int begin, int end, float* to, int stride) {
+        float* out = count == rows ? to : sums_;  // a tile is stored whole
+        const int out_stride = count == rows ? stride : depth_;
+        const float* value = packed_ + layout_.key + static_cast<std::size_t>(begin) / 2 * depth_;
+        for (int d = 0; d < depth_; d += 4 * lanes)
+            with_constant<4>((depth_ - d) / lanes, [&](auto tiles) {
+                multiply_weights<A, tiles>(weights_, columns(end - begin), value + d, depth_, out + d, out_stride);
+            });
+        for (int r = 0; r < count && out != to; r++) std::copy(out + static_cast<std::size_t>(r) * depth_, out + static_cast<std::size_t>(r + 1) * depth_, to + static_cast<std::size_t>(r) * stride);
+    }
+
+   private:
+    const float* packed_;
+    const Packed layout_;
+    const int depth_;
+    float *scores_, *weights_, *sums_, *queries_;
+};
 
 // ---- on tiles or on vectors
 
-inline int packed_width(int depth) { return on_tiles ? tile_width(depth) : packed_lanes(depth); }
-
-// The floats of scratch memory that attention and packing need.
-inline std::size_t attention_scratch(int keys, int depth) {
-    const std::size_t packing = static_cast<std::size_t>(round_up(keys, packed_rows)) * packed_width(depth);
-    return std::max(packing, on_tiles ? TileScratch(keys, depth).size : AttentionScratch(keys, depth).size);
-}
+inline Packed packed_layout(int keys, int depth) { return on_tiles ? packed_on_tiles(keys, depth) : packed_on_vectors(keys, depth); }
 
 // The floats of a sequence's packed keys and values, of all heads.
-inline std::size_t packed_size(int keys, int heads, int depth) { return heads * Packed(keys, packed_width(depth), depth).head; }
+inline std::size_t packed_size(int keys, int heads, int depth) { return heads * packed_layout(keys, depth).head; }
+
+// The floats of scratch memory that packing some rows needs, and attention.
+inline std::size_t packing_scratch(int rows, int depth) { return static_cast<std::size_t>(round_up(rows, packed_rows)) * packed_layout(0, depth).width; }
+template <class A = Isa>
+std::size_t attention_scratch(int depth) {
+    if constexpr (A::tiles)
+        if (on_tiles) return OnTiles<A>::scratch(depth);
+    return OnVectors::scratch(depth);
+}
 
 // Packs rows of keys and values, (rows, .). Heads of `depth` are side by side.
 template <class A = Isa>
@@ -162,12 +156,13 @@ template <class A = Isa>
 void attend(Rows q, int queries, const float* packed, int keys, int heads, int depth, const Placement& placement, float* out, int stride, float* memory) {
     const std::size_t size = packed_size(keys, 1, depth);
     for (int head = 0; head < heads; head++, q.x += depth, packed += size, out += depth) {
+        const auto run = [&](auto products) { attend_head(products, q, queries, keys, head, depth, placement, out, stride); };
         if constexpr (A::tiles)
             if (on_tiles) {
-                attend_on_tiles<A>(q, queries, packed, keys, head, depth, placement, out, stride, memory);
+                run(OnTiles<A>(packed, keys, depth, memory));
                 continue;
             }
-        attend_on_vectors(q, queries, packed, keys, head, depth, placement, out, stride, memory);
+        run(OnVectors(packed, keys, depth, memory));
     }
 }
 

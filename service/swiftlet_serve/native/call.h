@@ -22,6 +22,7 @@ namespace {
 constexpr int span_tokens = 128;                      // the activations of a span stay in the second-level cache, beside a layer's weights
 constexpr int chunk_rows = std::max(packed_rows, multiple);  // chunks are multiples of this
 constexpr int largest_chunk = 64;
+constexpr int long_tokens = 2048;                     // of a sequence: from about here on, attention takes most of the time
 constexpr int block_multiple = Isa::tiles ? 2 * tile_side : Isa::tile_rows;
 
 // Some rows: tokens, or positions that the head reads.
@@ -30,10 +31,13 @@ struct Range {
     int count() const { return last - first; }
 };
 
+static_assert(most_rows <= query_block && query_block % Isa::tile_rows == 0 && key_block % key_step == 0, "blocks are whole tiles");
+
 class Call : public Tasks {
    public:
     Call(const Model& model, const Batch& batch, float* out)
-        : model_(model), program_(model.program()), batch_(batch), out_(out), memory_(workspace), tiles_(Isa::tiles && tiles_trusted) {
+        : model_(model), program_(model.program()), batch_(batch), out_(out), memory_(workspace), tiles_(Isa::tiles && tiles_trusted),
+          is_long_(batch.sequences == 1 && batch.tokens >= long_tokens) {
         place_rows();
         divide();
         place_values();
@@ -117,8 +121,8 @@ class Call : public Tasks {
     }
 
     // Chunks of about the same size for each thread, and several of them if the sequence is long.
-    static std::vector<Range> chunks(int rows, int threads) {
-        const int count = threads * std::max(1, rows / (threads * largest_chunk));
+    std::vector<Range> chunks(int rows, int threads) const {
+        const int count = threads * std::max(1, rows / (threads * (is_long_ ? most_rows : largest_chunk)));
         const int size = round_up(std::max(1, (rows + count - 1) / count), chunk_rows);
         std::vector<Range> found;
         for (int first = 0; first < rows; first += size) found.push_back({first, std::min(rows, first + size)});
@@ -160,6 +164,7 @@ class Call : public Tasks {
     float* out_;
     Workspace& memory_;  // of the thread that makes the call
     const bool tiles_;
+    const bool is_long_;
     bool by_chunks_ = false;
     std::vector<Part> parts_;
     std::vector<Stage> stages_;
@@ -176,10 +181,10 @@ class Call : public Tasks {
 class Call::Worker {
    public:
     Worker(const Call& call, const Part& part)
-        : call_(call), model_(call.model_), program_(call.program_), batch_(call.batch_), part_(part), memory_(workspace) {
+        : call_(call), model_(call.model_), program_(call.program_), batch_(call.batch_), part_(part), memory_(workspace), block_(call.is_long_ ? most_rows : block_rows) {
         std::size_t total = 0;
         const std::size_t rows = std::max(part.tokens.count(), part.reads.count());
-        const auto size = [&](int value) { return (program_.is_block(value) ? block_rows : rows) * program_.stride(value); };
+        const auto size = [&](int value) { return (program_.is_block(value) ? block_ : rows) * program_.stride(value); };
         values_ = call.call_values_;
         const int count = static_cast<int>(values_.size());
         for (int value = 0; value < count; value++)
@@ -198,8 +203,8 @@ class Call::Worker {
             const Segment& segment = program_.segments[number];
             const Range rows = segment.reads ? part_.reads : part_.tokens;
             reads_ = segment.reads, part_first_ = rows.first;
-            const int blocks = (rows.count() + block_rows - 1) / block_rows;
-            const int size = blocks ? std::min(block_rows, round_up((rows.count() + blocks - 1) / blocks, block_multiple)) : 0;
+            const int blocks = (rows.count() + block_ - 1) / block_;
+            const int size = blocks ? std::min(block_, round_up((rows.count() + blocks - 1) / blocks, block_multiple)) : 0;
             for (first_ = rows.first; first_ < rows.last; first_ += size) {
                 count_ = std::min(size, rows.last - first_);
                 for (int i = segment.first; i < segment.last; i++) run(program_.steps[i]);
@@ -308,7 +313,7 @@ class Call::Worker {
             const int sequence = call_.owner_[row];
             end = std::min<int>(range.last, batch_.offsets[sequence + 1]);
             const int keys = batch_.length(sequence);
-            float* scratch = memory_.attention.reserve(attention_scratch(keys, depth));
+            float* scratch = memory_.attention.reserve(packing_scratch(end - row, depth));
             pack({rows(s.key.value, row) + s.key.first, key_stride}, {rows(s.value.value, row) + s.value.first, value_stride},
                  static_cast<int>(row - batch_.offsets[sequence]), end - row, keys, s.heads, depth, packed(s, sequence), scratch);
         }
@@ -328,12 +333,12 @@ class Call::Worker {
         for (int row = first_, end; row < first_ + count_; row = end) {
             const int sequence = owner[row], keys = batch_.length(sequence);
             for (end = row + 1; end < first_ + count_ && owner[end] == sequence;) end++;
-            Placement placement{model_.position_bias(s.bias), model_.bias_stride(), program_.positions, s.causal};
+            Placement placement{model_.position_bias(s.bias), model_.bias_stride(), program_.positions, s.causal, s.window};
             if (reads_)
                 placement.positions = batch_.focus + row;
             else
                 placement.first = static_cast<int>(row - batch_.offsets[sequence]);
-            float* scratch = memory_.attention.reserve(attention_scratch(keys, depth));
+            float* scratch = memory_.attention.reserve(attention_scratch(depth));
             attend({q, q_stride}, end - row, packed(s, sequence), keys, s.heads, depth, placement, to, stride, scratch);
             q += static_cast<std::size_t>(end - row) * q_stride, to += static_cast<std::size_t>(end - row) * stride;
         }
@@ -394,6 +399,7 @@ class Call::Worker {
     const Batch& batch_;
     const Part& part_;
     Workspace& memory_;  // of this thread
+    const int block_;    // the most rows of a block
     std::vector<float*> values_;
     float* own_packed_ = nullptr;
     int first_key_ = 0;    // of the packed keys in `own_packed_`

@@ -49,6 +49,8 @@ class Buffer {
 };
 
 constexpr int block_rows = Isa::tiles ? 128 : 48;  // rows that pass through the products of a layer together, and stay in the cache
+constexpr int most_rows = 192;  // the same of a long sequence, whose keys are read once for all of them
+
 
 // The memory of a thread besides the weights, for all models. A call has its own memory in the workspace of the thread that
 // made it.
@@ -78,11 +80,11 @@ struct Workspace {
         if (bytes() > kept) each([](auto& buffer) { buffer = {}; });
     }
 
-    // Returns memory for the ranges of up to `block_rows` rows.
-    Ranges ranges() { return {low.reserve(block_rows * lanes), high.reserve(block_rows * lanes)}; }
+    // Returns memory for the ranges of up to `most_rows` rows.
+    Ranges ranges() { return {low.reserve(most_rows * lanes), high.reserve(most_rows * lanes)}; }
 
     QuantisedRows quantised(int k) {
-        return {quantised_rows.reserve(static_cast<std::size_t>(block_rows) * k), scale.reserve(block_rows), offset.reserve(block_rows)};
+        return {quantised_rows.reserve(static_cast<std::size_t>(most_rows) * k), scale.reserve(most_rows), offset.reserve(most_rows)};
     }
 };
 thread_local Workspace workspace;

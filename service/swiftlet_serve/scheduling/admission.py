@@ -19,6 +19,7 @@ from typing import Final
 
 from swiftlet_serve.errors import Unavailable, deadline_exceeded, draining
 from swiftlet_serve.scheduling.load import Load, wait_s
+from swiftlet_serve.scheduling.queue import LONG_S
 from swiftlet_serve.scheduling.rate_limit import MAX_CLIENTS
 from swiftlet_serve.types import Priority
 
@@ -157,19 +158,21 @@ class AdmissionController:
     def _decide(self, model: str, lengths: Sequence[int], remaining_s: float, priority: Priority, client: str) -> None:
         load = self._open_load()
         queue = load.models[model]
-        work_s = queue.work_s(lengths)
+        work_s, is_long = queue.work_s(lengths), queue.is_long(max(lengths))
         request_s = max(queue.mean_call_s, queue.latency.single_s(max(lengths)), work_s)
-        self.mean_request_s += (work_s - self.mean_request_s) / 16
-        mean_s = self._request_s_of.get(client, work_s)
-        self._request_s_of[client] = mean_s + (work_s - mean_s) / 16
+        # The next request may be a short one, which does not wait for long ones.
+        typical_s = min(work_s, LONG_S) if is_long else work_s
+        self.mean_request_s += (typical_s - self.mean_request_s) / 16
+        mean_s = self._request_s_of.get(client, typical_s)
+        self._request_s_of[client] = mean_s + (typical_s - mean_s) / 16
         self._request_s_of.move_to_end(client)
         if len(self._request_s_of) > MAX_CLIENTS:
             self._request_s_of.popitem(last=False)
-        wait = wait_s(load, priority, queue, request_s)
+        wait = wait_s(load, priority, queue, request_s, is_long=is_long)
         # Under fair shares, at most as much comes before the request as was queued and as arrives until it is done.
         if not self._accepts(load, 2 * wait + request_s if wait else 0.0, request_s, remaining_s, priority):
             if load.has_others(client):
-                wait = wait_s(load, priority, queue, request_s, client)
+                wait = wait_s(load, priority, queue, request_s, client, is_long=is_long)
             self._check(load, wait, request_s, remaining_s, priority)
         if not self._has_room(load, sum(lengths), client):
             raise self._overloaded(wait)

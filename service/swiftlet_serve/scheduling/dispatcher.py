@@ -10,6 +10,9 @@ An idle core starts immediately with its share of the queue. While all cores are
 grow. Nothing polls or waits for a batch to fill. A sequence whose caller has gone, or whose deadline cannot be
 met, is dropped before a batch is formed.
 
+Long sequences have queues of their own where an engine's calls share cores. They never take the last core, so that
+another sequence need not wait for seconds.
+
 Interactive work goes first. One batch in `BULK_EVERY` is bulk, so that bulk work makes progress. Within a priority,
 clients take turns by `ClientTimes`: each client with work gets an equal share of the engine. One client's sequences
 run in the order of arrival. The second sequence of a request queues as if it arrived when the first one is done, and so
@@ -39,7 +42,7 @@ from swiftlet_serve.scheduling.call_limit import CALL_TIMEOUT_S, call_limit_s
 from swiftlet_serve.scheduling.client_times import ClientTimes
 from swiftlet_serve.scheduling.latency_model import Utilization
 from swiftlet_serve.scheduling.load import BULK_EVERY, AdmissionPolicy, Load, RunningCall, wait_s
-from swiftlet_serve.scheduling.queue import ModelQueue, QueuedSequence, SequenceQueue
+from swiftlet_serve.scheduling.queue import ModelQueue, QueuedSequence, SequenceQueue, may_start_long
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from swiftlet_serve.telemetry.request_stats import RequestStats
 from swiftlet_serve.telemetry.snapshot import QueueState
@@ -95,7 +98,7 @@ class Dispatcher:
             stats_name: its name in the statistics. None: the same.
         """
         self.models[name] = model = ModelQueue(name, self.executor, self._times, stats_name)
-        self._queues += model.by_priority.values()
+        self._queues += _queues_of(model)
         return model
 
     async def remove_model(self, name: str) -> None:
@@ -104,7 +107,7 @@ class Dispatcher:
         while running := [future for future, call in self._calls.items() if call.model is model]:
             await asyncio.wait(running)
         del self.models[name]
-        self._queues = [queue for model in self.models.values() for queue in model.by_priority.values()]
+        self._queues = [queue for model in self.models.values() for queue in _queues_of(model)]
 
     def submit(
         self,
@@ -123,10 +126,11 @@ class Dispatcher:
         """
         now, loop = self.clock(), asyncio.get_running_loop()
         model_queue = self.models[model]
-        queue, client = model_queue.by_priority[priority], "" if record is None else record.account
+        client = "" if record is None else record.account
         arrival, rows = now, []
         for encoding in encodings:
             length, row = len(encoding.input_ids), loop.create_future()
+            queue = (model_queue.long if model_queue.is_long(length) else model_queue.short)[priority]
             item = QueuedSequence(encoding, length, deadline, priority, client, arrival, now, row, queue, record)
             row.add_done_callback(item.leave)  # its caller may cancel it
             queue.add(item)
@@ -162,7 +166,7 @@ class Dispatcher:
             sum(map(len, self._queues)),
             load.queued_tokens,
             load.now - oldest,
-            wait_s(load, "interactive"),
+            wait_s(load, "interactive", is_long=True),  # all that is queued counts
             len(self._calls),
             self._busy_s,
         )
@@ -208,31 +212,32 @@ class Dispatcher:
 
     def _next_batch(self) -> tuple[ModelQueue, list[QueuedSequence]] | None:
         """Removes and returns the next batch, of the model with the sequence that is next; None if none can start."""
-        models = self.models.values()
-        has_bulk = any(model.by_priority["bulk"] for model in models)
+        models, calls = self.models.values(), self._calls.values()
+        has_bulk = any(queue for model in models for queue in model.queues("bulk"))
+        long = may_start_long(sum([call.is_long for call in calls]), self.executor.size)
         priorities: list[Priority] = ["interactive", "bulk"]
         if self._interactive_batches >= BULK_EVERY - 1:
             priorities.reverse()
         for priority in priorities:
-            ready = [model for model in models if model.by_priority[priority] and model.running_calls < model.max_calls]
-            for model in sorted(ready, key=lambda model: model.by_priority[priority].turn):
-                batch = self._take(model, priority)
+            startable = [model for model in models if model.running_calls < model.max_calls]
+            ready = [(queue, model) for model in startable for queue in model.queues(priority, long=long) if queue]
+            for queue, model in sorted(ready, key=lambda pair: pair[0].turn):
+                batch = self._take(model, queue)
                 if batch:
                     counts = has_bulk and priority == "interactive"
                     self._interactive_batches = self._interactive_batches + 1 if counts else 0
                     return model, batch
         return None
 
-    def _take(self, model: ModelQueue, priority: Priority) -> list[QueuedSequence]:
+    def _take(self, model: ModelQueue, queue: SequenceQueue) -> list[QueuedSequence]:
         """Removes a batch from a queue: one suspect if no other suspect runs, or sequences that are not suspects.
 
         Returns an empty list if no sequence can start. A sequence that cannot meet its deadline fails. While no call
         runs, predictions are not trusted: a sequence with any time left then starts.
         """
-        load = self.load()
-        queue, by_deadline = model.by_priority[priority], self.policy == "deadline"
+        load, by_deadline = self.load(), self.policy == "deadline"
         idle = min(load.cores - len(load.calls), model.max_calls - model.running_calls)
-        token_budget = math.ceil(load.queued_tokens / idle)
+        token_budget = math.ceil(load.queued_tokens_of_kind(queue.is_long) / idle)
         startable = []
         for item in list(islice(queue.in_turn(model.sequence_s), max(LOOKAHEAD, model.latency.cost.max_rows))):
             left = item.deadline - load.now
@@ -264,7 +269,8 @@ class Dispatcher:
         expected_s = model.latency.batch_s([item.length for item in batch])
         timeout_s = call_limit_s(self.call_timeout_s, expected_s, calibrated=model.latency.calibrated)
         call = asyncio.ensure_future(self.executor.run(model.name, [item.encoding for item in batch], timeout_s))
-        model.mean_call_s += (expected_s - model.mean_call_s) / 8
+        if not batch[0].queue.is_long:
+            model.mean_call_s += (expected_s - model.mean_call_s) / 8
         model.running_calls += 1
         self._suspect_runs |= batch[0].suspect
         for item in batch:
@@ -292,7 +298,7 @@ class Dispatcher:
             outcomes = result.outcomes
         except WorkerLost as lost:
             if not (lost.suspect and batch[0].suspect):
-                self._put_back(model, batch, suspect=lost.suspect)
+                self._put_back(batch, suspect=lost.suspect)
                 return
             outcomes = [Internal("internal", "The model failed on this input.")]
         except SwiftletError as error:
@@ -307,12 +313,12 @@ class Dispatcher:
             self._busy_s += result.helped_s
             self._learn(call, now - call.started + result.helped_s)
 
-    def _put_back(self, model: ModelQueue, batch: Sequence[QueuedSequence], *, suspect: bool) -> None:
+    def _put_back(self, batch: Sequence[QueuedSequence], *, suspect: bool) -> None:
         """Queues the sequences of a lost call again, at their former place, unless their caller has gone."""
         for item in batch:
             item.suspect |= suspect
             if not item.row.done():
-                model.by_priority[item.priority].add(item)
+                item.queue.add(item)
 
     @staticmethod
     def _deliver(
@@ -345,3 +351,7 @@ class Dispatcher:
         now = self.clock()
         self._busy_s += (now - self._busy_until) * len(self._calls)
         self._busy_until = now
+
+
+def _queues_of(model: ModelQueue) -> list[SequenceQueue]:
+    return [*model.short.values(), *model.long.values()]

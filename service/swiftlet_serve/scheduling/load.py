@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from swiftlet_serve.scheduling.latency_model import Utilization
-from swiftlet_serve.scheduling.queue import ModelQueue, QueuedSequence, SequenceQueue
+from swiftlet_serve.scheduling.queue import ModelQueue, QueuedSequence, SequenceQueue, may_start_long
 from swiftlet_serve.types import Priority
 
 BULK_EVERY: Final = 20
@@ -31,6 +31,11 @@ class RunningCall(NamedTuple):
     started: float
     expected_s: float
 
+    @property
+    def is_long(self) -> bool:
+        """Whether its sequences are long."""
+        return self.batch[0].queue.is_long
+
     def remaining_s(self, now: float) -> float:
         """Predicts the remaining seconds. An overdue call is expected to take as long again as it is overdue."""
         return abs(self.started + self.expected_s - now)
@@ -51,6 +56,10 @@ class Load(NamedTuple):
     def queued_tokens(self) -> int:
         """Tokens of all queued sequences."""
         return sum([queue.tokens for queue in self.queues])
+
+    def queued_tokens_of_kind(self, is_long: bool) -> int:
+        """Tokens of the queued sequences that are long, or of the others."""
+        return sum([queue.tokens for queue in self.queues if queue.is_long == is_long])
 
     def busiest(self, count: int) -> list[str]:
         """Returns the clients with the most queued tokens."""
@@ -76,8 +85,12 @@ def wait_s(
     request_s: float = 0.0,
     client: str | None = None,
     reserved_s: Mapping[str, float] = NONE,
+    *,
+    is_long: bool = False,
 ) -> float:
     """Predicts how long a new request waits until its last sequence may start.
+
+    Without long sequences, it does not wait for those that are queued, and has the cores where none runs.
 
     Args:
         load: the executor's load.
@@ -86,14 +99,18 @@ def wait_s(
         request_s: the predicted seconds of the request alone. All that arrives meanwhile goes before its last sequence.
         client: the client of the request. None for the upper bound over all clients.
         reserved_s: one core's seconds for the requests that are still being read, of each client.
+        is_long: whether the request has a long sequence.
     """
+    long_calls = sum([call.is_long for call in load.calls])
     has_idle_core = len(load.calls) < load.cores and (model is None or model.running_calls < model.max_calls)
-    is_idle = has_idle_core and not load.queued_tokens
+    has_idle_core &= not is_long or may_start_long(long_calls, load.cores)
+    is_idle = has_idle_core and not (load.queued_tokens if is_long else load.queued_tokens_of_kind(False))
     if is_idle and not reserved_s:
         return 0.0
-    calls = () if is_idle else load.calls
-    request = Request(priority, client, load.now + request_s, request_s, reserved_s)
-    wait = _drain_s(load, request, calls, load.models.values(), load.cores)
+    calls: Collection[RunningCall] = () if is_idle else [call for call in load.calls if is_long or not call.is_long]
+    request = Request(priority, client, load.now + request_s, request_s, reserved_s, is_long)
+    cores = load.cores if is_long else max(1, load.cores - long_calls)
+    wait = _drain_s(load, request, calls, load.models.values(), cores)
     if model is not None and model.max_calls < load.cores:
         calls = [call for call in calls if call.model is model]
         wait = max(wait, _drain_s(load, request, calls, [model], model.max_calls))
@@ -108,6 +125,7 @@ class Request(NamedTuple):
     arrival: float  # virtual arrival of its last sequence
     request_s: float
     reserved_s: Mapping[str, float]
+    is_long: bool
 
 
 def _drain_s(
@@ -123,7 +141,7 @@ def _drain_s(
     """
     before_s, share = sum([call.remaining_s(load.now) for call in calls]), float(cores)
     if request.priority == "bulk":
-        before_s += sum([model.backlog_s("interactive", request.arrival) for model in models])
+        before_s += sum([model.backlog_s("interactive", request.arrival, long=request.is_long) for model in models])
         share *= max(1 / BULK_EVERY, 1 - load.interactive.share(load.now))
     if request.client is None:
         return before_s / cores + _queued_s(request, models) / share
@@ -146,7 +164,7 @@ class Ahead(NamedTuple):
 
 
 def _queued_s(request: Request, models: Collection[ModelQueue], client: str | None = None) -> float:
-    return sum([model.backlog_s(request.priority, request.arrival, client) for model in models])
+    return sum([model.backlog_s(request.priority, request.arrival, client, long=request.is_long) for model in models])
 
 
 def _ahead(request: Request, models: Collection[ModelQueue], now: float) -> Ahead:
@@ -155,10 +173,10 @@ def _ahead(request: Request, models: Collection[ModelQueue], now: float) -> Ahea
     Of the request's client, these are the sequences that arrived before. Each other client is served until its virtual
     time reaches the start of the last sequence, or until it has no more work.
     """
-    priority, client, _, request_s, reserved_s = request
+    priority, client, _, request_s, reserved_s, is_long = request
     assert client is not None  # noqa: S101  # for the type checker
     before_s = reserved_s.get(client, 0.0) + _queued_s(request, models, client)
-    queues = [model.by_priority[priority] for model in models]
+    queues = [queue for model in models for queue in model.queues(priority, long=is_long)]
     times = queues[0].times
     until = times.of(client) + before_s + request_s
     count = len(reserved_s) + sum([len(queue.lanes) for queue in queues])
@@ -167,7 +185,7 @@ def _ahead(request: Request, models: Collection[ModelQueue], now: float) -> Ahea
         return Ahead(min(everything_s, before_s + count * (until - times.served)))
     others_s = dict(reserved_s)
     for model in models:
-        for name, seconds in model.lanes_s(priority):
+        for name, seconds in model.lanes_s(priority, long=is_long):
             others_s[name] = others_s.get(name, 0.0) + seconds
     others_s.pop(client, None)
     return Ahead(

@@ -10,12 +10,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heapreplace
 from itertools import chain
+from typing import Final
 
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.scheduling.client_times import ClientTimes
 from swiftlet_serve.scheduling.latency_model import LatencyModel
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from swiftlet_serve.types import Deadline, Executor, Priority, Row
+
+LONG_S: Final = 0.5
+"""A sequence is long if one core is predicted to take this time for it."""
+
+
+def may_start_long(long_calls: int, cores: int) -> bool:
+    """Returns whether one more long call may start: one core is kept for short ones.
+
+    Calls of an engine that shares cores use this core as well while it is idle.
+    """
+    return long_calls < cores - 1
 
 
 @dataclass(eq=False, slots=True)
@@ -83,11 +95,12 @@ class Lane:
 
 
 class SequenceQueue:
-    """The sequences of one model and priority, in a lane for each client."""
+    """The sequences of one model and priority, either long or not, in a lane for each client."""
 
-    def __init__(self, times: ClientTimes) -> None:
+    def __init__(self, times: ClientTimes, *, is_long: bool = False) -> None:
         """`times` holds the virtual times of the clients in this priority."""
         self.times = times
+        self.is_long = is_long
         self.lanes: dict[str, Lane] = {}  # those with sequences
         self.tokens = 0  # sum of all lengths
         self.squares = 0  # sum of all squared lengths
@@ -173,9 +186,10 @@ class ModelQueue:
         """
         self.name = name
         self.stats_name = stats_name or name
-        self.by_priority: dict[Priority, SequenceQueue] = {key: SequenceQueue(times[key]) for key in times}
+        self.short = {key: SequenceQueue(times[key]) for key in times}
+        self.long = {key: SequenceQueue(times[key], is_long=True) for key in times}
         self.running_calls = 0
-        self.mean_call_s = 0.0  # moving average of the predicted durations
+        self.mean_call_s = 0.0  # moving average of the predicted durations, without long calls
         self._executor = executor
 
     @cached_property
@@ -191,23 +205,38 @@ class ModelQueue:
         """The number of calls that may run at the same time."""
         return min(self._executor.size, self.latency.cost.max_calls or self._executor.size)
 
+    def is_long(self, length: int) -> bool:
+        """Returns whether sequences of a length have a queue of their own, so that they cannot take the last core.
+
+        Other engines than those that share cores would leave that core idle.
+        """
+        return self.latency.cost.shares_cores and self._executor.size > 1 and self.latency.single_s(length) >= LONG_S
+
+    def queues(self, priority: Priority, *, long: bool = True) -> list[SequenceQueue]:
+        """Returns the queues of a priority, with the long sequences or without."""
+        return [self.short[priority], self.long[priority]] if long else [self.short[priority]]
+
     def sequence_s(self, length: int) -> float:
         """Predicts one core's seconds for a sequence, as part of full batches."""
         return self.latency.backlog_s(1, length, length * length)
 
-    def backlog_s(self, priority: Priority, arrival: float, client: str | None = None) -> float:
+    def backlog_s(self, priority: Priority, arrival: float, client: str | None = None, *, long: bool = True) -> float:
         """Predicts one core's seconds for the queued sequences that go before a new one with this arrival.
 
-        Of all clients, or of one.
+        Of all clients, or of one; with the long sequences or without.
         """
-        queue = self.by_priority[priority]
-        lane = queue if client is None else queue.lanes.get(client)
-        return self.latency.backlog_s(*lane.ahead_of(arrival)) if queue and lane is not None else 0.0
+        total = 0.0
+        for queue in self.queues(priority, long=long):
+            lane = queue if client is None else queue.lanes.get(client)
+            if queue and lane is not None:
+                total += self.latency.backlog_s(*lane.ahead_of(arrival))
+        return total
 
-    def lanes_s(self, priority: Priority) -> Iterator[tuple[str, float]]:
-        """Predicts one core's seconds for all sequences of each client."""
-        for client, lane in self.by_priority[priority].lanes.items():
-            yield client, self.latency.backlog_s(*lane.total)
+    def lanes_s(self, priority: Priority, *, long: bool = True) -> Iterator[tuple[str, float]]:
+        """Predicts one core's seconds for all sequences of each client, once for each queue."""
+        for queue in self.queues(priority, long=long):
+            for client, lane in queue.lanes.items():
+                yield client, self.latency.backlog_s(*lane.total)
 
     def work_s(self, lengths: Sequence[int]) -> float:
         """Predicts one core's seconds for sequences of these lengths, in batches as full as the limits allow."""

@@ -234,7 +234,9 @@ class SnapshotCollector(Collector):
     def _queue(self) -> Iterator[Metric]:
         queue = self._snapshot.queue
         yield gauge(
-            "queue_wait_seconds", "Minimum queueing time of an interactive request that arrives now.", queue.wait_s
+            "queue_wait_seconds",
+            "Queueing time of an interactive request that arrives now, behind all that is queued.",
+            queue.wait_s,
         )
         yield gauge("queue_oldest_age_seconds", "Age of the oldest queued sequence.", queue.oldest_age_s)
         yield gauge("queue_sequences", "Queued sequences.", queue.sequences)

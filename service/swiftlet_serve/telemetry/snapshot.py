@@ -28,7 +28,7 @@ class QueueState(NamedTuple):
     sequences: int
     tokens: int
     oldest_age_s: float  # time since the oldest queued sequence was submitted
-    wait_s: float  # minimum queueing time of an interactive request that arrives now
+    wait_s: float  # queueing time of an interactive request that arrives now, behind all that is queued
     running_batches: int
     busy_s: float  # time that batches have run so far, summed over all cores
 

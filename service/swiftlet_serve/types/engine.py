@@ -23,6 +23,7 @@ class Cost:
     max_rows: int  # limit of a batch
     padded_attention: bool = False  # whether attention alone costs rows times the longest length
     max_calls: int | None = None  # useful number of concurrent calls; None: one for each core
+    shares_cores: bool = False  # whether a call uses idle cores, and gives them back when another call starts
 
 
 class TimedCall(NamedTuple):

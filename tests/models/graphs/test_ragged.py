@@ -25,7 +25,17 @@ from swiftlet_serve.inference.loading import BUNDLED
 from swiftlet_serve.types import Batch
 from swiftlet_serve.workers.golden import replay
 from tests.support.checkpoints import relative_error
-from tests.support.native_kernels import NETWORKS, VOCABULARY, encoding, folded, network, run_folded, torch_rows
+from tests.support.native_kernels import (
+    NETWORKS,
+    VARIANTS,
+    VOCABULARY,
+    encoding,
+    folded,
+    network,
+    run_folded,
+    torch_rows,
+    variant,
+)
 
 # Sequences of different lengths; the head reads nothing of one of them.
 MIXED = [encoding(11, [0, 3, 10], 1), encoding(1, [0], 2), encoding(7, [], 4), encoding(24, [23, 5], 3)]
@@ -146,6 +156,7 @@ def unusual() -> Folded:
     return Folded(
         Program(blocks, widths, "outputs"),
         outputs=3,
+        positions=40,
         words=draw.normal(size=(VOCABULARY, 12)),
         products={n: Product(draw.normal(size=s) / 4, draw.normal(size=s[0])) for n, s in products.items()},
         vectors={n: draw.normal(size=s) for n, s in {**tables, **dict.fromkeys([*norms, "gain"], (20,))}.items()},
@@ -166,6 +177,14 @@ def test_ragged_graph_computes_any_program():
     assert len(loops) == 2
     for body in loops:
         assert [n.op_type for n in body.node if "Norm" in n.op_type] == ["SkipLayerNormalization", "LayerNormalization"]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_ragged_graph_computes_networks_without_positions_and_with_windows(name):
+    network = variant(name)
+    rows = rows_of(RaggedOnnx(network, in_fp32, threads=1), MIXED)
+
+    assert relative_error(rows, torch.from_numpy(run_folded(network, Batch.of(MIXED)))) <= FP32
 
 
 def test_ragged_rejects_an_unknown_step():

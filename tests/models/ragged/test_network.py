@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from swiftlet_serve.engines.torch import PaddedTorch, RaggedTorch, is_out_of_mem
 from swiftlet_serve.types import Batch
 from swiftlet_serve.types.topk import Ranked, Scored
 from tests.support.checkpoints import Task, relative_error
+from tests.support.native_kernels import VARIANTS, encoding, run_folded, variant
 from tests.support.networks import CONFIGS, NETWORKS, VOCABULARY, network
 
 CPU = torch.device("cpu")
@@ -72,6 +74,14 @@ def test_ragged_network_computes_the_rows_of_the_padded_one(architecture, task):
     expected = np.concatenate(PaddedTorch(network(architecture, task), CPU).run(batch))
 
     assert relative_error(computed(ragged(architecture, task), batch), torch.from_numpy(expected)) <= 1e-5
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_ragged_network_computes_networks_without_positions_and_with_windows(name):
+    given, batch = variant(name), Batch.of([encoding(11, [0, 3, 10], 1), encoding(1, [0], 2), encoding(24, [23, 5], 3)])
+    expected = torch.from_numpy(run_folded(given, batch))
+
+    assert relative_error(computed(Network(given, CPU, torch.float32), batch), expected) <= 1e-5
 
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
@@ -181,9 +191,9 @@ def test_attention_with_a_bias_of_zeros_is_attention():
     ends = torch.tensor([0, 5, 6, 14], dtype=torch.int32)
     query, key, value = torch.randn(3, 14, 2, 8, generator=torch.Generator().manual_seed(0))
     table = torch.zeros(2, 2 * 20 - 1)
-    for causal in (False, True):
-        expected = attend_by_sequence(query, key, value, ends, ends, 8, causal=causal)
-        found = attend_with_bias(query, key, value, ends, 8, table, causal=causal)
+    for causal, window in product((False, True), (None, 3)):
+        expected = attend_by_sequence(query, key, value, ends, ends, 8, causal=causal, window=window)
+        found = attend_with_bias(query, key, value, ends, 8, table, causal=causal, window=window)
 
         assert relative_error(found, expected) <= 1e-6
 
@@ -204,8 +214,8 @@ def test_attention_refuses_a_sequence_that_its_kernel_would_cut():
 
 
 @pytest.mark.parametrize("width", [8, 26])
-@pytest.mark.parametrize("causal", [False, True])
-def test_kernel_of_attention_gets_what_it_accepts(width, causal, monkeypatch):
+@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (False, 5), (True, 5)])
+def test_kernel_of_attention_gets_what_it_accepts(width, causal, window, monkeypatch):
     """The conditions of flash attention in torch 2.13, and the reference in its place."""
     seen = []
 
@@ -214,14 +224,17 @@ def test_kernel_of_attention_gets_what_it_accepts(width, causal, monkeypatch):
         assert all(one.dtype == torch.int32 and one.is_contiguous() for one in (ends_q, ends_k))
         assert out.is_contiguous()
         assert (scale, num_splits) == (1.0, 1)
-        out.copy_(attend_by_sequence(query, key, value, ends_q, ends_k, max_q, causal=window_size == (-1, 0)))
+        before, after = window_size
+        assert after in (0, before)
+        reach = {"causal": after == 0, "window": None if before < 0 else 2 * before}
+        out.copy_(attend_by_sequence(query, key, value, ends_q, ends_k, max_q, **reach))
         seen.append(max_k)
 
     monkeypatch.setattr(attention, "varlen_attn_out", kernel)
     ends = torch.tensor([0, 5, 6, 14], dtype=torch.int32)
     query, key, value = (x.view(14, 2, width) for x in torch.randn(14, 3 * 2 * width).split(2 * width, 1))
-    expected = attend_by_sequence(query, key, value, ends, ends, 8, causal=causal)
-    found = attention.attend_with_kernel(query, key, value, ends, ends, 8, causal=causal)
+    expected = attend_by_sequence(query, key, value, ends, ends, 8, causal=causal, window=window)
+    found = attention.attend_with_kernel(query, key, value, ends, ends, 8, causal=causal, window=window)
 
     assert seen == [8]
     assert found.shape == expected.shape

@@ -162,7 +162,9 @@ class Author:
     def __init__(self, draw: Random) -> None:
         self.draw, self.numbers = draw, np.random.default_rng(draw.randrange(2**32))
         words = self.array(VOCABULARY, WIDTH)
-        self.folded = Folded(Program((), WIDTHS, "a"), WIDTH, words, vectors={"embeddings.position": words[:POSITIONS]})
+        self.folded = Folded(
+            Program((), WIDTHS, "a"), WIDTH, POSITIONS, words, vectors={"embeddings.position": words[:POSITIONS]}
+        )
         self.there: list[str] = []  # values with the rows of the next step
         self.tokens: list[str] = []  # those with a row for every token
 

@@ -34,6 +34,7 @@ from swiftlet_serve.http.gate.request import Head, Request, Route
 from swiftlet_serve.http.gate.route_table import RouteTable, unknown_route, unsupported_method
 from swiftlet_serve.inference.catalog import VersionChoice
 from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.settings import MAX_TIMEOUT_MS
 from swiftlet_serve.telemetry.request_record import OTHER, RequestRecord
 from swiftlet_serve.types import Priority
 
@@ -44,7 +45,6 @@ PRIORITY_HEADER: Final = "x-request-priority"
 VERSION_HEADER: Final = "x-model-version"
 KEY_HEADER: Final = "x-routing-key"
 PRIORITIES: Final[dict[str, Priority]] = {"interactive": "interactive", "bulk": "bulk"}
-MAX_TIMEOUT_MS: Final = 600_000
 RANDOM: Final = random.Random()  # noqa: S311  # request IDs are not secret, and this needs no system call
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:=-]{1,128}")
