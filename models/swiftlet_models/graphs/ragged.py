@@ -199,12 +199,6 @@ class Network:
     def run(self, steps: Sequence[Step]) -> None:
         while steps:
             match steps:
-                case [
-                    Multiply(residual=Place() as place, gain=None, activation=None) as step,
-                    Norm() as norm,
-                    *steps,
-                ] if norm.out == norm.x == step.out:
-                    self.write(self.place(step.out), self.normed_sum(step, place, norm))
                 case [LookUp() as step, *steps]:
                     self.write(step.out, self.looked_up(step))
                 case [Multiply() as step, *steps]:
@@ -307,17 +301,9 @@ class Network:
             self.positive.add(y)
         return y
 
-    def normed_sum(self, step: Multiply, residual: Place, norm: Norm) -> str:
-        """A product, a residual and a norm. One node computes the last two."""
-        inputs = [self.read(residual), self.product(step), *self.norm_vectors(norm)]
-        return self.graph.add("SkipLayerNormalization", inputs, domain=CONTRIB, epsilon=norm.epsilon)
-
     def normed(self, step: Norm) -> str:
-        inputs = [self.whole(step.x), *self.norm_vectors(step)]
+        inputs = [self.whole(step.x), self.vector(step.norm + ".weight"), self.vector(step.norm + ".bias")]
         return self.graph.add("LayerNormalization", inputs, axis=-1, epsilon=step.epsilon)
-
-    def norm_vectors(self, step: Norm) -> tuple[str, str]:
-        return self.vector(step.norm + ".weight"), self.vector(step.norm + ".bias")
 
     def attended(self, step: Attend) -> str:
         g = self.graph

@@ -165,7 +165,7 @@ def test_ragged_graph_computes_any_program():
     assert relative_error(rows, torch.from_numpy(run_folded(network, Batch.of(MIXED)))) <= FP32
     assert len(loops) == 2
     for body in loops:
-        assert [n.op_type for n in body.node if "Norm" in n.op_type] == ["SkipLayerNormalization", "LayerNormalization"]
+        assert [n.op_type for n in body.node if "Norm" in n.op_type] == ["LayerNormalization", "LayerNormalization"]
 
 
 def test_ragged_rejects_an_unknown_step():
