@@ -5,6 +5,7 @@
       tokenizer.json      for the `tokenizers` library
       model.onnx          the network, int8 or fp32, in one file
       model.safetensors   optional: the fp32 weights, for the torch engine
+      activations.onnx    optional: fixed ranges of activations, for int8 with onnx_cpu
       golden.npz          golden answers: inputs and the fp32 network's outputs, replayed at start-up
       card.json           origin, and measured accuracy and latency
 
@@ -40,13 +41,14 @@ MANIFEST: Final = "manifest.json"
 TOKENIZER: Final = "tokenizer.json"
 ONNX: Final = "model.onnx"
 SAFETENSORS: Final = "model.safetensors"
+ACTIVATIONS: Final = "activations.onnx"
 GOLDEN: Final = "golden.npz"
 CARD: Final = "card.json"
 
 FORMAT: Final = 1
 LATER: Final = ("embedding", "decisions", "languages", "reading")  # fields that manifests of older versions lack
 REQUIRED: Final = frozenset({TOKENIZER, ONNX, GOLDEN, CARD})
-OPTIONAL: Final = frozenset({SAFETENSORS})
+OPTIONAL: Final = frozenset({SAFETENSORS, ACTIVATIONS})
 MAX_MANIFEST_BYTES: Final = 1 << 20
 MAX_BYTES: Final[Mapping[str, int]] = {TOKENIZER: 64 << 20, GOLDEN: 4 << 20, CARD: 1 << 20}
 """The size that a file may have if reading it takes more memory than its bytes."""

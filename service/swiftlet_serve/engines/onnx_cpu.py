@@ -24,8 +24,9 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 import onnxruntime as ort
 
 from swiftlet_models import architectures
-from swiftlet_models.artifact import ONNX, Artifact, ArtifactError, check_self_contained
+from swiftlet_models.artifact import ACTIVATIONS, ONNX, Artifact, ArtifactError, check_self_contained
 from swiftlet_models.folding import Folded, FoldingError, fold_artifact
+from swiftlet_models.graphs.activations import read
 from swiftlet_models.graphs.ragged import Multiplier, in_fp32, of_int8, ragged
 from swiftlet_models.graphs.reader import WeightsError, open_weights
 from swiftlet_models.graphs.writer import CONTRIB, Graph
@@ -101,8 +102,10 @@ def create(artifact: Artifact, threads: int) -> Engine:
     try:
         with open_weights(file) as weights:
             folded = fold_artifact(artifact, weights, 1)
-            is_int8 = manifest.precision == "int8"
-            return RaggedOnnx(folded, of_int8(folded, signed=adds_in_32_bits()) if is_int8 else in_fp32, threads)
+            if manifest.precision == "fp32":
+                return RaggedOnnx(folded, in_fp32, threads)
+            ranges = read(artifact.file(ACTIVATIONS), folded) if ACTIVATIONS in manifest.files else None
+            return RaggedOnnx(folded, of_int8(folded, signed=adds_in_32_bits(), ranges=ranges), threads)
     except WeightsError as error:
         if manifest.architecture in architectures.names():
             raise ArtifactError(f"{artifact.path.name}: {error}") from None
