@@ -18,9 +18,11 @@ from swiftlet_models.graphs.writer import CONTRIB, Graph
 from swiftlet_models.heads import Model
 from swiftlet_models.program import Block, Multiply, Step, reading_late
 from swiftlet_models.tensors import block_of, pack
+from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.benchmark import baselines
 from swiftlet_serve.engines import native
 from swiftlet_serve.engines.onnx_cpu import PaddedOnnx, RaggedOnnx, adds_in_32_bits, ragged_inputs, session
+from swiftlet_serve.offline.activations import find_ranges
 from swiftlet_serve.types import Batch, Cost, Engine, Row
 
 Array = NDArray[Any]
@@ -119,42 +121,18 @@ def in_one_scale(graph: Graph, name: str, product: Product, rows: Rows) -> str:
     return graph.add("DynamicQuantizeMatMul", [rows.x, weight, scale, zero_points, bias], domain=CONTRIB)
 
 
-def in_static(steps: Mapping[str, float]) -> Multiplier:
-    """Multiplies with one fixed scale for each product's activations, from the largest value in calibration."""
-
-    def multiply(graph: Graph, name: str, product: Product, rows: Rows) -> str:
-        weight, scale, bias = _signed(graph, name, product)
-        step = graph.array(name + ".step", np.array(steps[name], np.float32))
-        zero = graph.array("zero", np.array(128, np.uint8))
-        quantised = graph.add("QuantizeLinear", [rows.x, step, zero])
-        return graph.add("MatMulIntegerToFloat", [quantised, weight, step, scale, zero, "", bias], domain=CONTRIB)
-
-    return multiply
-
-
-def static(subject: Subject) -> Engine:
-    """Calibrates the scales of activations, and returns the engine that uses them."""
-    folded = unrolled(subject.folded)
-    largest: dict[str, float] = {}
-    names: list[str] = []
-
-    def multiply(graph: Graph, name: str, product: Product, rows: Rows) -> str:
-        maximum = graph.add("ReduceMax", [graph.add("Abs", [rows.x])], keepdims=0)
-        graph.output("seen." + name, "float32", 0, maximum)
-        names.append(name)
-        return in_fp32(graph, name, product, rows)
-
-    call = ragged_call(Network(folded, multiply), ())
+def in_served(subject: Subject) -> Engine:
+    """The graph of an int8 artifact whose activations were calibrated."""
+    texts: list[Encoding] = []
+    fp32 = ragged(in_fp32)(subject)
 
     def observe(batch: Batch) -> Array:
-        *maxima, rows = call(batch)
-        for name, value in zip(names, maxima, strict=True):
-            largest[name] = max(largest.get(name, 1e-9), float(value))
-        return rows
+        texts.extend(batch.encodings())
+        return np.concatenate(fp32.run(batch))
 
     subject.calibrate(CallEngine(observe))
-    steps = {name: value / 127 for name, value in largest.items()}
-    return ragged(in_static(steps))(replace(subject, folded=folded))
+    ranges, _ = find_ranges(subject.folded, texts)
+    return RaggedOnnx(subject.folded, of_int8(subject.folded, signed=adds_in_32_bits(), ranges=ranges), 1)
 
 
 # Networks
@@ -240,13 +218,12 @@ EQUIVALENT: Final = ("as exported, fp32", "OpenVINO fp32", LAST_IN_FULL, NO_LOOP
 
 VARIANTS: Final[Mapping[str, Create]] = {
     FP32: ragged(in_fp32),
-    SERVED: lambda subject: RaggedOnnx(subject.folded, of_int8(subject.folded, signed=adds_in_32_bits()), 1),
+    SERVED: in_served,
     "ragged, 8 bits, a scale for each token": ragged(in_int8),
     LAST_IN_FULL: ragged(in_int8, reading_all),
     NO_LOOP: ragged(in_int8, unrolled),
     "ragged, signed weights": ragged(in_signed),
     "ragged, MatMulNBits": ragged(in_blocks),
-    "ragged, static activations": static,
     "ragged, one scale for a batch": ragged(in_one_scale),
     "as exported, fp32": lambda subject: padded(subject.exported),
     "as exported, stock quantize_dynamic": stock,

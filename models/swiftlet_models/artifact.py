@@ -5,6 +5,7 @@
       tokenizer.json      for the `tokenizers` library
       weights.safetensors the parameters of the network, int8 or fp32
       model.safetensors   optional: the parameters in fp32, for the torch engine
+      activations.safetensors  optional: fixed ranges of activations, for int8 with onnx_cpu
       golden.npz          golden answers: inputs and the fp32 network's outputs, replayed at start-up
       card.json           origin, and measured accuracy and latency
 
@@ -43,13 +44,14 @@ TOKENIZER: Final = "tokenizer.json"
 WEIGHTS: Final = "weights.safetensors"
 ONNX: Final = "model.onnx"
 SAFETENSORS: Final = "model.safetensors"
+ACTIVATIONS: Final = "activations.safetensors"
 GOLDEN: Final = "golden.npz"
 CARD: Final = "card.json"
 
 FORMATS: Final[Mapping[str, int]] = {WEIGHTS: 2, ONNX: 1}  # by the file of the parameters
 LATER: Final = ("embedding", "decisions", "languages", "reading")  # fields that manifests of older versions lack
 REQUIRED: Final = frozenset({TOKENIZER, GOLDEN, CARD})  # and one of FORMATS
-OPTIONAL: Final = frozenset({SAFETENSORS, *FORMATS})
+OPTIONAL: Final = frozenset({SAFETENSORS, ACTIVATIONS, *FORMATS})
 MAX_MANIFEST_BYTES: Final = 1 << 20
 MAX_BYTES: Final[Mapping[str, int]] = {TOKENIZER: 64 << 20, GOLDEN: 4 << 20, CARD: 1 << 20}
 """The size that a file may have if reading it takes more memory than its bytes."""
@@ -350,7 +352,7 @@ def _parse(document: object) -> Manifest:
     required = REQUIRED | {name for name, number in FORMATS.items() if number == document["format"]}
     for name in sorted(required - set(files)):
         raise ValueError(f"the list of files lacks {name}.")
-    for name in sorted(set(files) - required - {SAFETENSORS}):
+    for name in sorted(set(files) - required - {SAFETENSORS, ACTIVATIONS}):
         raise ValueError(f"the list of files has the unknown name {name!r}.")
     for name, entry in files.items():
         check(

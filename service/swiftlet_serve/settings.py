@@ -198,18 +198,17 @@ class Settings(BaseSettings):
         "info", description="Minimum severity of log messages: debug, info, warning or error."
     )
 
+    @property
+    def longest_s(self) -> float:
+        """The longest time to its deadline that a request can have, in seconds."""
+        return max(MAX_TIMEOUT_MS, self.timeout_ms) / 1000
+
     @field_validator("models", mode="before")
     @classmethod
     def _split_models(cls, value: object) -> object:
         return split_models(value) if isinstance(value, str) else value
 
     @field_validator("devices", "dialects", "cors_origins", "trusted_proxies", mode="before")
-    @property
-    def longest_s(self) -> float:
-        """The longest time to its deadline that a request can have, in seconds."""
-        return max(MAX_TIMEOUT_MS, self.timeout_ms) / 1000
-
-    @field_validator("models", "devices", "dialects", "cors_origins", "trusted_proxies", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from swiftlet_models.artifact import Decisions, open_artifact
+from swiftlet_models.artifact import ACTIVATIONS, ONNX, Decisions, open_artifact, seal
 from swiftlet_serve.cli.main import main
-from swiftlet_serve.inference.loading import load_model, open_model
+from swiftlet_serve.engines import onnx_cpu
+from swiftlet_serve.engines.onnx_cpu import adds_in_32_bits
+from swiftlet_serve.inference.loading import BUNDLED, load_model, open_model
+from swiftlet_serve.offline import activations
 from swiftlet_serve.offline.evaluate import evaluate, respond
+from swiftlet_serve.types import Batch
+from swiftlet_serve.workers.golden import golden_inputs
 from tests.support.artifacts import make_artifact
 
 COUNT = 60
@@ -139,3 +147,47 @@ def test_calibrate_fits_an_embedding_model_for_labels_that_a_request_names(tmp_p
     found = open_artifact(made.path)
     assert found.manifest.decisions == Decisions(found.card()["calibration"]["temperature"])
     assert found.card()["calibration"]["fitted_on"] == COUNT // 2
+
+
+def test_activations_are_calibrated_and_served(tmp_path):
+    path = tmp_path / "model"
+    shutil.copytree(BUNDLED / "mobilebert-sst2", path)
+    (path / ACTIVATIONS).unlink()
+    before = seal(path, open_artifact(BUNDLED / "mobilebert-sst2").manifest)
+    data = tmp_path / "data.tsv"
+    data.write_text("sentence\tlabel\n" + "a good film\t1\nnothing works in it\t0\n" * 10, "utf-8")
+    result = calibrate(path, data, "--activations")
+
+    assert result.exit_code == 0, result.output
+    artifact = open_artifact(path)
+    found = artifact.card()["activations"]
+    assert replace(artifact.manifest, files=before.manifest.files) == before.manifest
+    assert (found["data"], found["products"]) == ("data.tsv", 44)
+    assert f"fixed ranges for {found['fixed']} of 44 products" in result.output
+    assert artifact.manifest.files[ONNX] == before.manifest.files[ONNX]
+    if adds_in_32_bits():  # the answers differ a little, so the ranges are used
+        old = replace(artifact, manifest=before.manifest)
+        rows = [onnx_cpu.create(one, 1).run(Batch.of(golden_inputs(one))) for one in (artifact, old)]
+        assert 0 < np.abs(np.concatenate(rows[0]) - np.concatenate(rows[1])).max() < artifact.manifest.tolerance
+
+
+def test_activations_that_change_golden_answers_are_taken_back(tmp_path, monkeypatch):
+    path = tmp_path / "model"
+    shutil.copytree(BUNDLED / "mobilebert-sst2", path)
+    content = (path / ACTIVATIONS).read_bytes()
+    monkeypatch.setattr(activations, "load_model", lambda *_: load_model(tmp_path, "onnx_cpu"))  # fails
+    data = tmp_path / "data.tsv"
+    data.write_text("sentence\tlabel\na good film\t1\n", "utf-8")
+    result = calibrate(path, data, "--activations")
+
+    assert result.exit_code == 1
+    assert "The artifact keeps the scales that it had" in result.output
+    assert (path / ACTIVATIONS).read_bytes() == content
+    open_artifact(path)
+
+
+def test_activations_are_for_int8_only(tmp_path):
+    result = calibrate(make_artifact(tmp_path, "classify").path, table(tmp_path), "--activations")
+
+    assert result.exit_code == 1
+    assert "Only an int8 artifact has ranges of activations." in result.output

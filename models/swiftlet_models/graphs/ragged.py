@@ -24,15 +24,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models.folding import Folded, FoldingError, Product
+from swiftlet_models.graphs.activations import Range
 from swiftlet_models.graphs.writer import CONTRIB, Graph
 from swiftlet_models.program import WORDS, Attend, Block, LookUp, Multiply, Norm, Place, Read, Step, joined
-from swiftlet_models.tensors import ZERO, Matrix, block_of, blocks, pack
+from swiftlet_models.tensors import ZERO, Computed, Matrix, block_of, blocks, pack
 
 
 class Rows(NamedTuple):
@@ -86,9 +87,30 @@ def in_int8(graph: Graph, name: str, product: Product, rows: Rows) -> str:
 
 def in_signed(graph: Graph, name: str, product: Product, rows: Rows) -> str:
     """Multiplies as `in_int8`, but with signed weights, for which CPUs have instructions that add in 32 bits."""
-    weight, scale = _by_output(product.matrix)
-    signed = (weight ^ ZERO).view(np.int8)
-    return _in_8_bits(graph, name, product, rows, (graph.array(name + ".signed", signed.T), scale))
+    weight, scale = _signed(product.matrix)
+    return _in_8_bits(graph, name, product, rows, (graph.array(name + ".signed", weight), scale))
+
+
+def in_ranges(ranges: Mapping[str, Range]) -> Multiplier:
+    """Multiplies as `in_signed`, but activations of the products in `ranges` have one scale, which no text changes."""
+
+    def multiply(graph: Graph, name: str, product: Product, rows: Rows) -> str:
+        fixed = ranges.get(name)
+        if fixed is None:
+            return in_signed(graph, name, product, rows)
+        x, matrix, divisor = rows.x, product.matrix, fixed.divisor
+        if (divisor != 1).any():
+            x = graph.add("Mul", [x, graph.array(name + ".factor", 1 / divisor)])
+            matrix = Computed(matrix.shape, np.dtype(np.float32), lambda rows: product.matrix[rows] * divisor)
+        weight, scale = _signed(matrix)
+        step = graph.array(name + ".step", np.array(fixed.step))
+        zero = graph.array(f"zero.{fixed.zero}", np.array(fixed.zero))
+        small = graph.add("QuantizeLinear", [x, step, zero])
+        parts: dict[str, NDArray[Any]] = {"signed": weight, "scale": scale, "bias": product.bias.astype(np.float32)}
+        signed, scales, bias = (graph.array(f"{name}.{part}", array) for part, array in parts.items())
+        return graph.add("MatMulIntegerToFloat", [small, signed, step, scales, zero, "", bias], domain=CONTRIB)
+
+    return multiply
 
 
 def _in_8_bits(
@@ -101,9 +123,10 @@ def _in_8_bits(
 ) -> str:
     x, zeros, positive = rows
     columns, levels, middle = product.matrix.shape[1], 255 if positive else 127, 0 if positive else ZERO
-    largest = graph.add(
-        "ReduceMax", [x if positive else graph.add("Abs", [x]), numbers(graph, -1)], keepdims=1
-    )  # (T, 1)
+    largest = graph.add("ReduceMax", [x, numbers(graph, -1)], keepdims=1)  # (T, 1)
+    if not positive:  # two reductions are faster than absolute values, which need memory
+        smallest = graph.add("ReduceMin", [x, numbers(graph, -1)], keepdims=1)
+        largest = graph.add("Max", [largest, graph.add("Neg", [smallest])])
     step = graph.add("Mul", [largest, graph.array(f"step.{levels}", np.array(1 / levels, np.float32))])
     # A row is one block, because the scales of blocks may stay (T, 1) for the multiplication below.
     # A token of zeros has step 0. Its quantised values are undefined, but they are multiplied by 0.
@@ -120,16 +143,17 @@ def in_mixed(graph: Graph, name: str, product: Product, rows: Rows) -> str:
     return (in_int8 if name == "head.decoder" else in_fp32)(graph, name, product, rows)
 
 
-def of_int8(folded: Folded, *, signed: bool) -> Multiplier:
+def of_int8(folded: Folded, *, signed: bool, ranges: Mapping[str, Range] | None = None) -> Multiplier:
     """Returns how to multiply in a network whose weights are stored in int8.
 
-    If the CPU multiplies `signed` weights without saturation, that is the fastest for every network. Otherwise, only
+    If the CPU multiplies `signed` weights without saturation, that is the fastest for every network, and `ranges` make
+    it faster. Otherwise, only
     layers with LayerNorm are computed in 8 bits. NoNorm, which folding turns into gains, does not normalise, so that
     rounding errors pass from each layer to the last, and unsigned weights would save MobileBERT a tenth of its time
     at most, because its products are narrow: `loadtest/results/int8_variants.md`.
     """
     if signed:
-        return in_signed
+        return in_ranges(ranges) if ranges else in_signed
     has_no_norm = any(isinstance(step, Multiply) and step.gain is not None for step in folded.program)
     return in_mixed if has_no_norm else in_int8
 
@@ -138,6 +162,12 @@ def _by_output(matrix: Matrix) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Returns a matrix (N, K) in 8 bits around ZERO, and its N scales."""
     packed, scale = _packed(matrix, matrix.shape[1])
     return packed[:, 0], scale[:, 0]
+
+
+def _signed(matrix: Matrix) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Returns a matrix (N, K) as signed numbers of 8 bits, (K, N), and its N scales."""
+    weight, scale = _by_output(matrix)
+    return (weight ^ ZERO).view(np.int8).T, scale
 
 
 def _packed(matrix: Matrix, block: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
@@ -199,12 +229,6 @@ class Network:
     def run(self, steps: Sequence[Step]) -> None:
         while steps:
             match steps:
-                case [
-                    Multiply(residual=Place() as place, gain=None, activation=None) as step,
-                    Norm() as norm,
-                    *steps,
-                ] if norm.out == norm.x == step.out:
-                    self.write(self.place(step.out), self.normed_sum(step, place, norm))
                 case [LookUp() as step, *steps]:
                     self.write(step.out, self.looked_up(step))
                 case [Multiply() as step, *steps]:
@@ -307,17 +331,9 @@ class Network:
             self.positive.add(y)
         return y
 
-    def normed_sum(self, step: Multiply, residual: Place, norm: Norm) -> str:
-        """A product, a residual and a norm. One node computes the last two."""
-        inputs = [self.read(residual), self.product(step), *self.norm_vectors(norm)]
-        return self.graph.add("SkipLayerNormalization", inputs, domain=CONTRIB, epsilon=norm.epsilon)
-
     def normed(self, step: Norm) -> str:
-        inputs = [self.whole(step.x), *self.norm_vectors(step)]
+        inputs = [self.whole(step.x), self.vector(step.norm + ".weight"), self.vector(step.norm + ".bias")]
         return self.graph.add("LayerNormalization", inputs, axis=-1, epsilon=step.epsilon)
-
-    def norm_vectors(self, step: Norm) -> tuple[str, str]:
-        return self.vector(step.norm + ".weight"), self.vector(step.norm + ".bias")
 
     def attended(self, step: Attend) -> str:
         g = self.graph

@@ -216,6 +216,9 @@ limit_option = click.option(
     metavar="INSTRUCTIONS LABELS",
     help="Instructions of a score, and its labels from low to high, separated by commas. Can be repeated.",
 )
+@click.option(
+    "--activations", is_flag=True, help="Find ranges of activations for onnx_cpu, and leave the probabilities alone."
+)
 def calibrate(
     artifact: str,
     data: Path,
@@ -225,8 +228,9 @@ def calibrate(
     limit: int | None,
     predicates: tuple[tuple[str, str], ...],
     scores: tuple[tuple[str, str], ...],
+    activations: bool,
 ) -> None:
-    """Calibrates the probabilities of an artifact.
+    """Calibrates the probabilities of an artifact, or with --activations its activations.
 
     Fits a temperature on every other example of a data file, and measures the calibration error on the rest. Writes
     the result to the artifact, for classifiers with the labels that answer predicates and scores. Decisions use the
@@ -237,6 +241,12 @@ def calibrate(
     from swiftlet_serve.offline.calibrate import calibrate, record
 
     (path,) = locate([artifact])
+    if activations:  # the texts are enough: skip, engine and labels do not matter
+        from swiftlet_serve.offline.activations import record as record_ranges
+
+        found = record_ranges(path, data, task, limit)
+        click.echo(f"fixed ranges for {found['fixed']} of {found['products']} products, from {found['texts']} texts")
+        return
     fit = calibrate(load_model(path, engine, task=task), data, skip=skip, limit=limit)
     record(path, fit, dict(predicates), {score: labels.split(",") for score, labels in scores})
     offset = f", offset {fit.offset:g}" if fit.offset else ""

@@ -24,12 +24,13 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 import onnxruntime as ort
 
 from swiftlet_models import architectures
-from swiftlet_models.artifact import ONNX, Artifact, ArtifactError, check_self_contained
+from swiftlet_models.artifact import ACTIVATIONS, ONNX, Artifact, ArtifactError, check_self_contained
 from swiftlet_models.folding import Folded, FoldingError, fold_artifact
+from swiftlet_models.graphs.activations import from_arrays
 from swiftlet_models.graphs.ragged import Multiplier, in_fp32, of_int8, ragged
 from swiftlet_models.graphs.writer import CONTRIB, Graph
 from swiftlet_models.tensors import WeightsError
-from swiftlet_models.weights import open_weights
+from swiftlet_models.weights import open_weights, read_weights
 from swiftlet_serve.types import Batch, Cost, Engine, PaddedBatch, Row
 
 
@@ -103,8 +104,12 @@ def create(artifact: Artifact, threads: int) -> Engine:
     try:
         with open_weights(artifact.weights) as weights:
             folded = fold_artifact(artifact, weights, 1)
-            is_int8 = manifest.precision == "int8"
-            return RaggedOnnx(folded, of_int8(folded, signed=adds_in_32_bits()) if is_int8 else in_fp32, threads)
+            if manifest.precision == "fp32":
+                return RaggedOnnx(folded, in_fp32, threads)
+            ranges = None
+            if ACTIVATIONS in manifest.files:
+                ranges = from_arrays(read_weights(artifact.file(ACTIVATIONS)), folded)
+            return RaggedOnnx(folded, of_int8(folded, signed=adds_in_32_bits(), ranges=ranges), threads)
     except WeightsError as error:
         if manifest.architecture in architectures.names():
             raise ArtifactError(f"{artifact.path.name}: {error}") from None
@@ -159,7 +164,12 @@ def session(model: Path | bytes, threads: int) -> ort.InferenceSession:
     All sessions of the process share one memory arena.
     """
     _register_arena()
-    return ort.InferenceSession(model, _options(threads), providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(
+        model,
+        _options(threads),
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=["SkipLayerNormFusion"],  # its operator takes four times as long as a sum and a norm
+    )
 
 
 @cache

@@ -39,8 +39,9 @@ from swiftlet_serve import evaluation, tasks
 from swiftlet_serve.engines.native import Native
 from swiftlet_serve.engines.onnx_cpu import RaggedOnnx
 from swiftlet_serve.errors import SetupError, SwiftletError
-from swiftlet_serve.inference.loading import LoadedModel, load_model
+from swiftlet_serve.inference.loading import LoadedModel, load_model, open_model
 from swiftlet_serve.machine.cores import usable_cores
+from swiftlet_serve.offline.activations import write_ranges
 from swiftlet_serve.offline.environment import processor
 from swiftlet_serve.offline.evaluate import (
     Evaluation,
@@ -176,6 +177,7 @@ def release(
             stage = replace(exact, path=Path(temporary, "int8"), manifest=replace(exact.manifest, precision="int8"))
             stage.write(draft, answers)
             _check_rounding(stage.path / WEIGHTS, draft.weights)
+            stage.record_ranges()
             try:
                 tolerance = stage.int8_tolerance()
             except ArtifactError as error:
@@ -299,6 +301,17 @@ class _Stage:
         """Loads the model with its task."""
         artifacts.seal(self.path, self.manifest)
         return load_model(self.path, engine)
+
+    def record_ranges(self) -> None:
+        """Writes ranges of activations from the texts of the data file, if there is one and the network has them."""
+        artifacts.seal(self.path, self.manifest)
+        if self.measure is None:
+            return
+        try:
+            model = open_model(self.path, "onnx_cpu")
+            self.card["activations"] = write_ranges(model, self.measure.data, self.measure.limit)
+        except SetupError as error:
+            self.report(f"activations keep a scale for each token: {error}")
 
     def evaluate(self, model: LoadedModel, measure: Measure, label: str = "") -> Evaluation:
         """Measures a model and closes it. `label` names it in the progress report; default: the precision."""
