@@ -38,7 +38,12 @@ Array = NDArray[Any]
 # The numbers of fields, and of the data types that `export` and `quantize` write.
 _GRAPH, _INITIALIZER = 7, 5
 _DIMS, _DATA_TYPE, _NAME, _RAW = 1, 2, 8, 9
-_TYPES: Final[Mapping[int, np.dtype[Any]]] = {1: np.dtype("<f4"), 2: np.dtype("u1"), 7: np.dtype("<i8")}
+_TYPES: Final[Mapping[int, np.dtype[Any]]] = {
+    1: np.dtype("<f4"),
+    2: np.dtype("u1"),
+    7: np.dtype("<i8"),
+    16: np.dtype("<u2"),  # bf16, which numpy lacks
+}
 
 
 class WeightsError(ModelError):
@@ -71,9 +76,37 @@ class Tensor:
         into = array.reshape(-1).view(np.uint8).data
         if os.preadv(self.descriptor, [into], self.at + row * row_bytes) < array.nbytes:
             raise WeightsError("the file of the parameters was changed while it was read.")
-        if array.dtype.kind == "f" and not all(map(math.isfinite, (array.max(initial=0), array.min(initial=0)))):
-            raise WeightsError("a parameter is not finite.")
+        _check_finite(array)
         return array
+
+
+def _check_finite(array: Array) -> None:
+    """Raises WeightsError if a number is not finite."""
+    if array.dtype.kind == "f" and not all(map(math.isfinite, (array.max(initial=0), array.min(initial=0)))):
+        raise WeightsError("a parameter is not finite.")
+
+
+@dataclass(frozen=True)
+class Bf16Tensor:
+    """A parameter in bf16, which is converted to fp32 when it is read, as a `Tensor` is."""
+
+    bits: Tensor
+    dtype: np.dtype[Any] = _TYPES[1]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.bits.shape
+
+    def __len__(self) -> int:
+        return len(self.bits)
+
+    def __getitem__(self, rows: slice) -> Array:
+        floats = widen(self.bits[rows])
+        _check_finite(floats)
+        return floats
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # always a copy
+        return self[:].astype(self.dtype if dtype is None else dtype, copy=False)
 
 
 @dataclass(frozen=True)
@@ -98,8 +131,11 @@ class PackedTensor:
         return self[:].astype(self.dtype if dtype is None else dtype, copy=False)
 
 
+Parameter = Tensor | PackedTensor | Bf16Tensor
+
+
 @contextmanager
-def open_weights(path: Path) -> Iterator[Mapping[str, Tensor | PackedTensor]]:
+def open_weights(path: Path) -> Iterator[Mapping[str, Parameter]]:
     """Opens a file for the duration of a block, and gives its parameters by name.
 
     Raises:
@@ -127,19 +163,21 @@ def read_weights(path: Path) -> dict[str, NDArray[np.float32]]:
         return {name: np.asarray(weight) for name, weight in weights.items()}
 
 
-def _merge(tensors: Mapping[str, Tensor]) -> dict[str, Tensor | PackedTensor]:
+def _merge(tensors: Mapping[str, Tensor]) -> dict[str, Parameter]:
     """Returns the parameters among a graph's initializers, as `merge`, without reading them.
 
     Raises:
         ValueError, KeyError: one of a parameter's two tensors is missing, or their shapes do not match.
     """
-    weights: dict[str, Tensor | PackedTensor] = {}
+    weights: dict[str, Parameter] = {}
     for name, tensor in tensors.items():
         if name.endswith(INT8):
             scales = tensors[name.removesuffix(INT8) + SCALE]
             if len(tensor.shape) != 3 or scales.shape != tensor.shape[:2] or scales.dtype != _TYPES[1]:
                 raise ValueError("the scales of a parameter do not match it.")
             weights[name.removesuffix(INT8)] = PackedTensor(tensor, scales)
+        elif tensor.dtype == _TYPES[16]:
+            weights[name] = Bf16Tensor(tensor)
         elif tensor.dtype == _TYPES[1] and not name.endswith(SCALE) and not name.startswith("int8."):
             weights[name] = tensor
     return weights
@@ -156,6 +194,8 @@ def merge(arrays: Mapping[str, Array]) -> dict[str, NDArray[np.float32]]:
         if name.endswith(INT8):
             name = name.removesuffix(INT8)
             array = unpack(array, arrays[name + SCALE])
+        if array.dtype.name == "bfloat16":  # of the package ml_dtypes
+            array = array.astype(np.float32)
         if array.dtype == np.float32 and not name.endswith(SCALE) and not name.startswith("int8."):
             weights[name] = array
     return weights
@@ -182,6 +222,25 @@ def unpack(packed: Array, scales: Array) -> NDArray[np.float32]:
     """Converts (N, K / b, b) and the scales (N, K / b) back to (N, K)."""
     values: NDArray[np.float32] = (packed.astype(np.float32) - ZERO) * scales[:, :, None]
     return values.reshape(len(packed), math.prod(packed.shape[1:]))
+
+
+def round_to_bf16(array: NDArray[Any]) -> NDArray[np.uint16]:
+    """Returns the bits of an array of floats in bf16: rounded to nearest, ties to even.
+
+    Raises:
+        ValueError: a number is not finite, or too large for bf16.
+    """
+    with np.errstate(over="ignore"):
+        bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    rounded = ((bits + (0x7FFF + (bits >> 16 & 1))) >> 16).astype(np.uint16)
+    if not np.isfinite(bits.view(np.float32)).all() or not np.isfinite(widen(rounded)).all():
+        raise ValueError("a parameter is not finite.")
+    return rounded
+
+
+def widen(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """Returns numbers in bf16, given as bits, in fp32."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def _initializers(content: mmap.mmap, descriptor: int) -> Iterator[tuple[str, Tensor]]:

@@ -49,6 +49,12 @@ struct Vnni512 {
     static Floats interleave_high(Floats a, Floats b) {
         return _mm512_permutex2var_ps(a, _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31), b);
     }
+    // the lower (0) or the upper (1) bf16 number of each lane
+    template <int which>
+    static Floats half(Floats pairs) {
+        const __m512i bits = _mm512_castps_si512(pairs);
+        return _mm512_castsi512_ps(which ? _mm512_and_si512(bits, _mm512_set1_epi32(-65536)) : _mm512_slli_epi32(bits, 16));
+    }
     static float sum_lanes(Floats x) { return _mm512_reduce_add_ps(x); }
     static float max_lane(Floats x) { return _mm512_reduce_max_ps(x); }
     static void store_quantised(Quantised* p, Floats x) {
