@@ -82,7 +82,7 @@ struct Bf16Product {
                 unroll<C>([&](auto c) { right[c] = Isa::load(pairs + c * lanes); });
                 unroll<R>([&](auto r) {
                     const Floats two = Isa::broadcast(left[static_cast<std::size_t>(r) * row + i / 2]);
-                    unroll<C>([&](auto c) { sum[r][c] = A::fma_pairs(two, right[c], sum[r][c]); });
+                    unroll<C>([&](auto c) { sum[r][c] = Isa::in_order(A::fma_pairs(two, right[c], sum[r][c])); });
                 });
             } else {
                 unroll<2>([&](auto half) {
@@ -90,7 +90,7 @@ struct Bf16Product {
                     unroll<C>([&](auto c) { right[c] = A::template half<half>(Isa::load(pairs + c * lanes)); });
                     unroll<R>([&](auto r) {
                         const Floats number = Isa::broadcast(left[static_cast<std::size_t>(r) * row + i + half]);
-                        unroll<C>([&](auto c) { sum[r][c] = Isa::fma(number, right[c], sum[r][c]); });
+                        unroll<C>([&](auto c) { sum[r][c] = Isa::in_order(Isa::fma(number, right[c], sum[r][c])); });
                     });
                 });
             }

@@ -23,6 +23,14 @@ struct Floats256 {
         return _mm256_set1_epi32(word);
     }
 
+    // Keeps the order of a tile's products: otherwise gcc 12 runs out of registers.
+    template <class Vector>
+    static Vector in_order(Vector sum) {
+#ifdef __AVX2__  // not defined when the tests emulate the instructions
+        asm volatile("" : "+x"(sum));
+#endif
+        return sum;
+    }
     static Floats zero() { return _mm256_setzero_ps(); }
     static Floats broadcast(float x) { return _mm256_set1_ps(x); }
     static Floats load(const float* p) { return _mm256_loadu_ps(p); }

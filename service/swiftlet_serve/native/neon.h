@@ -25,6 +25,12 @@ struct Neon {
     using Accumulators = int32x4_t;
     using Quantised = std::int8_t;
 
+    // Keeps the order of a tile's products: otherwise gcc 12 runs out of registers.
+    template <class Vector>
+    static Vector in_order(Vector sum) {
+        asm volatile("" : "+w"(sum));
+        return sum;
+    }
     static Floats zero() { return vdupq_n_f32(0.0f); }
     static Floats broadcast(float x) { return vdupq_n_f32(x); }
     static Floats load(const float* p) { return vld1q_f32(p); }

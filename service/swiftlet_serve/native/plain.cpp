@@ -60,6 +60,10 @@ struct Isa : Tiles {
         for (int i = 0; i < lanes; i++) r.x[i] = op(i);
         return r;
     }
+    template <class Vector>
+    static Vector in_order(Vector sum) {
+        return sum;
+    }
     static Floats zero() { return broadcast(0.0f); }
     static Floats broadcast(float x) {
         return each([=](int) { return x; });

@@ -26,6 +26,14 @@ struct Vnni512 {
     using Accumulators = __m512i;
     using Quantised = std::uint8_t;
 
+    // Keeps the order of a tile's products: otherwise gcc 12 runs out of registers.
+    template <class Vector>
+    static Vector in_order(Vector sum) {
+#ifdef __AVX512F__  // not defined when the tests emulate the instructions
+        asm volatile("" : "+v"(sum));
+#endif
+        return sum;
+    }
     static Floats zero() { return _mm512_setzero_ps(); }
     static Floats broadcast(float x) { return _mm512_set1_ps(x); }
     static Floats load(const float* p) { return _mm512_loadu_ps(p); }
@@ -78,11 +86,7 @@ struct Vnni512 {
     }
     static Accumulators load_weights(const std::int8_t* p) { return _mm512_load_si512(p); }
     static Accumulators dot(Accumulators sum, Accumulators activations, Accumulators weights) {
-        sum = _mm512_dpbusd_epi32(sum, activations, weights);
-#ifdef __AVX512F__  // not defined when the tests emulate the instructions
-        asm volatile("" : "+v"(sum));  // keeps the order of a tile's products: otherwise gcc 12 runs out of registers
-#endif
-        return sum;
+        return in_order(_mm512_dpbusd_epi32(sum, activations, weights));
     }
     static Accumulators load_sums(const std::int32_t* p) { return _mm512_load_si512(p); }
     static Floats to_floats(Accumulators x) { return _mm512_cvtepi32_ps(x); }
