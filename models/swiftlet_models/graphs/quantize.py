@@ -1,12 +1,14 @@
-"""Quantises an fp32 graph to int8: the weights in the file, and the activations row by row at run time.
+"""Rounds the weights of an fp32 graph to int8 or bf16.
 
-Weights have one scale per block of 128 numbers of an output, symmetric around the stored value 128. ONNX Runtime's
-`MatMulNBits` (com.microsoft, accuracy level 4) quantises each row of activations by itself, so that no row depends on
-the rest of the batch. Residuals, softmax and norms stay in fp32. (Stock dynamic quantisation uses one scale for a whole
-batch. It leaves shared weights, and so all of ALBERT, in fp32.)
+In int8, weights have one scale per block of 128 numbers of an output, symmetric around the stored value 128. ONNX
+Runtime's `MatMulNBits` (com.microsoft, accuracy level 4) quantises each row of activations by itself, so that no row
+depends on the rest of the batch. Residuals, softmax and norms stay in fp32. (Stock dynamic quantisation uses one scale
+for a whole batch. It leaves shared weights, and so all of ALBERT, in fp32.)
 
 A quantised parameter NAME (N, K) is stored once as `NAME.int8` (N, K / b, b) uint8 and `NAME.scale` (N, K / b) float32.
 The graph may use it several times, as a matrix, as a table of embeddings, or as both.
+
+A parameter NAME in bf16 is stored under its name. A `Cast` converts it to fp32, and everything is computed in fp32.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from swiftlet_models.graphs.reader import INT8, SCALE, ZERO, block_of, merge, pack
+from swiftlet_models.graphs.reader import INT8, SCALE, ZERO, block_of, merge, pack, round_to_bf16
 
 MIN_ROWS: Final = 16  # smaller matrices and tables stay in fp32
 CONTRIB: Final = "com.microsoft"
@@ -77,8 +79,31 @@ def quantize(model: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
+def to_bf16(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Returns the network with every matrix and table of embeddings in bf16. The graph must be one that `export` wrote.
+
+    Raises:
+        ValueError: a weight is too large for bf16.
+    """
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    graph, casts = result.graph, []
+    for tensor in graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) == 2 and tensor.dims[0] >= MIN_ROWS:
+            bits = round_to_bf16(numpy_helper.to_array(tensor))
+            tensor.data_type, tensor.raw_data = onnx.TensorProto.BFLOAT16, bits.astype("<u2").tobytes()
+            casts.append(helper.make_node("Cast", [tensor.name], [tensor.name + ".fp32"], to=onnx.TensorProto.FLOAT))
+    rounded = {node.input[0] for node in casts}
+    for node in graph.node:
+        node.input[:] = [f"{name}.fp32" if name in rounded else name for name in node.input]
+    nodes = [*casts, *graph.node]
+    graph.ClearField("node")
+    graph.node.extend(nodes)
+    return result
+
+
 def read_weights(model: onnx.ModelProto) -> dict[str, NDArray[np.float32]]:
-    """Returns the parameters of a graph that `export` or `quantize` wrote, by name, in fp32."""
+    """Returns the parameters of a graph that `export`, `quantize` or `to_bf16` wrote, by name, in fp32."""
     return merge({tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer})
 
 

@@ -60,6 +60,21 @@ class Network:
     def graph(self) -> Path:
         return self.artifact.path / GRAPH
 
+    def in_bf16(self) -> Artifact:
+        """Returns the network as an artifact in bf16. Makes its file if needed."""
+        import onnx
+
+        from swiftlet_models.graphs.quantize import to_bf16
+
+        path = self.artifact.path / "bf16"
+        file, part = path / ONNX, path / "part.onnx"
+        if not file.exists():
+            path.mkdir(exist_ok=True)
+            onnx.save(to_bf16(onnx.load(self.graph)), part)
+            part.rename(file)
+        files = {ONNX: File(file.stat().st_size, "0" * 64)}
+        return Artifact(path, replace(self.artifact.manifest, precision="bf16", files=files))
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of the parameters, by name."""
         from safetensors import safe_open

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,9 +17,9 @@ from swiftlet_serve.errors import SetupError
 from swiftlet_serve.offline.evaluate import Progress
 from swiftlet_serve.offline.release import Draft, Measure, release
 
-FP32: Final = "Import it with --precision fp32"
-DATA: Final = f"{FP32}, or let your own examples decide: --data FILE with some hundreds of them."
-MORE_DATA: Final = f"{FP32}, measure on more examples with --data, or allow a larger loss with --max-loss."
+ALTERNATIVES: Final[Mapping[Precision, str]] = {"int8": "bf16 or fp32", "bf16": "fp32", "fp32": "fp32"}
+DATA: Final = "or let your own examples decide: --data FILE with some hundreds of them."
+MORE_DATA: Final = "measure on more examples with --data, or allow a larger loss with --max-loss."
 
 
 def import_checkpoint(
@@ -136,7 +136,7 @@ def import_checkpoint(
         measure,
         max_loss=max_loss,
         keep_fp32=keep_fp32,
-        advice=MORE_DATA if measure else DATA,
+        advice=f"Import it with --precision {ALTERNATIVES[precision]}, {MORE_DATA if measure else DATA}",
         report=report,
         progress=progress,
     )

@@ -27,6 +27,7 @@ from swiftlet_models.artifact import (
     Artifact,
     ArtifactError,
     Manifest,
+    Precision,
 )
 from swiftlet_models.folding import Matrix
 from swiftlet_models.graphs.reader import WeightsError, open_weights
@@ -59,7 +60,7 @@ Report = Callable[[str], None]
 
 FP32_TOLERANCE: Final = 1e-3  # between torch and ONNX Runtime, for logits around 10
 MAX_ROUNDING: Final = 0.05  # of a matrix, relative: in a block of 128, half a step is at most √128 / 254 of the block
-MAX_LOSS: Final = 0.5  # points that int8 may lose on a data file
+MAX_LOSS: Final = 0.5  # points that int8 or bf16 may lose on a data file
 SLACK: Final = 2.0  # tolerance as a multiple of the deviation on this machine: other CPUs round differently
 
 
@@ -104,30 +105,31 @@ def release(
 ) -> Artifact:
     """Writes an artifact to `directory`. Replaces an artifact there, and nothing else.
 
-    The manifest decides between fp32 and int8. The engine that serves int8 on this machine decides whether it is good
-    enough (`int8_gate`): the native engine, or ONNX Runtime if that cannot run. The card records the scores of both.
+    The manifest decides between fp32, bf16 and int8. The engine that serves a rounded network on this machine decides
+    whether it is good enough (`int8_gate`): the native engine, or ONNX Runtime if that cannot run. The card records the
+    scores of both.
     Without a `measure`, the built-in texts decide. The artifact is also measured on the files in `also`, which decide
     nothing.
 
     Args:
         weaknesses: known errors. The card records those that the model makes.
-        max_loss: points of the main score that int8 may lose.
+        max_loss: points of the main score that rounding may lose.
         keep_fp32: add the fp32 weights, for the torch engine.
-        advice: what to do if int8 is refused, as a sentence.
+        advice: what to do if int8 or bf16 is refused, as a sentence.
 
     Raises:
-        ReleaseError: int8 loses too much, or the network's weights or answers are not finite.
+        ReleaseError: rounding loses too much, or the network's weights or answers are not finite.
         ArtifactError: ONNX Runtime's outputs differ from torch's.
         SetupError: `directory` exists and is no artifact, the tokenizer does not fit the task, or `max_loss` is no
             number from 0.
     """
     from swiftlet_models.graphs.export import answer, export, golden
-    from swiftlet_models.graphs.quantize import quantize
+    from swiftlet_models.graphs.quantize import quantize, to_bf16
 
     if directory.exists() and not (directory / MANIFEST).is_file():
         raise SetupError(f"{directory} exists and is not an artifact. Remove it, or choose another directory.")
     if not max_loss >= 0:  # also true if it is NaN
-        raise SetupError(f"The loss of int8 that is allowed must be 0 points or more, not {max_loss}. Set --max-loss.")
+        raise SetupError(f"The loss that is allowed must be 0 points or more, not {max_loss}. Set --max-loss.")
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".release-", dir=directory.parent) as temporary:
         _check_weights(draft.network)
@@ -147,29 +149,34 @@ def release(
         )
         stage.write(draft.tokenizer, graph, answers)
         fp32 = stage.record_scores()
-        if draft.manifest.precision == "int8":
-            report("quantising to int8")
-            exact, stage = stage, replace(stage, path=Path(temporary, "int8"))
-            stage.write(draft.tokenizer, quantize(graph), answers)
-            _check_rounding(stage.path / ONNX, draft.network)
-            stage = replace(stage, manifest=replace(stage.manifest, precision="int8"))
+        precision = draft.manifest.precision
+        if precision != "fp32":
+            report(f"rounding to {precision}")
+            exact, stage = stage, replace(stage, path=Path(temporary, precision))
             try:
-                tolerance = stage.int8_tolerance()
+                rounded_graph = quantize(graph) if precision == "int8" else to_bf16(graph)
+            except ValueError:
+                raise ReleaseError(f"A weight is too large for {precision}. {advice}") from None
+            stage.write(draft.tokenizer, rounded_graph, answers)
+            _check_rounding(stage.path / ONNX, draft.network, precision)
+            stage = replace(stage, manifest=replace(stage.manifest, precision=precision))
+            try:
+                tolerance = stage.rounded_tolerance()
             except ArtifactError as error:
-                raise ReleaseError(f"The int8 network fails: {error} {advice}") from None
+                raise ReleaseError(f"The {precision} network fails: {error} {advice}") from None
             stage = replace(stage, manifest=replace(stage.manifest, tolerance=tolerance))
-            int8 = stage.record_scores()
-            if fp32 is not None and int8 is not None:
-                stage.card["int8"] = _compare(fp32, int8)
+            rounded = stage.record_scores()
+            if fp32 is not None and rounded is not None:
+                stage.card[precision] = _compare(fp32, rounded)
             else:
-                stage.card["int8"] = "compared with fp32 on the golden inputs only"
-            served = stage.record_native(fp32) or int8
+                stage.card[precision] = "compared with fp32 on the golden inputs only"
+            served = stage.record_native(fp32) or rounded
             kept = stage.record_fidelity(encodings, [answer(draft.network, encoding) for encoding in encodings])
             verdict = judge(fp32, served, kept, max_loss)
             if verdict.refusal:
-                raise ReleaseError(f"int8 {verdict.refusal}, so the artifact is not written. {advice}")
+                raise ReleaseError(f"{precision} {verdict.refusal}, so the artifact is not written. {advice}")
             if verdict.warning:
-                report(f"warning: int8 {verdict.warning}")
+                report(f"warning: {precision} {verdict.warning}")
             for data in also:
                 result = exact.evaluate(exact.load(), Measure(data))
                 stage.record_also(data, {"fp32": summary(result)["scores"]})
@@ -196,12 +203,14 @@ def _check_weights(network: Network) -> None:
             raise ReleaseError(f"The network's parameter {name} holds NaN or infinity. {DAMAGED}")
 
 
-def _check_rounding(model: Path, network: Network) -> None:
+def _check_rounding(model: Path, network: Network, precision: Precision) -> None:
     """Raises ReleaseError if a stored matrix differs from the network's by more than rounding can."""
     with open_weights(model) as stored:
         for name, tensor in network.state_dict().items():
             if name in stored and not _is_rounded(stored[name], tensor.numpy()):
-                raise ReleaseError(f"int8 changes the parameter {name} by more than rounding. Please report this.")
+                raise ReleaseError(
+                    f"{precision} changes the parameter {name} by more than rounding. Please report this."
+                )
 
 
 def _is_rounded(stored: Matrix, weight: NDArray[np.float32]) -> bool:
@@ -257,8 +266,8 @@ class _Stage:
         self.report(f"measuring {label or self.manifest.precision} on {measure.data.name}")
         return evaluate(model, measure.data, limit=measure.limit, skip=measure.skip, progress=self.progress)
 
-    def int8_tolerance(self) -> float:
-        """Returns the tolerance of the golden answers of an int8 artifact, from their deviation in ONNX Runtime.
+    def rounded_tolerance(self) -> float:
+        """Returns the tolerance of the golden answers of a rounded network, from their deviation in ONNX Runtime.
 
         Raises:
             ArtifactError: an answer is not finite.
@@ -350,10 +359,10 @@ def _write_weights(path: Path, network: Network) -> None:
     save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()}, path / SAFETENSORS)
 
 
-def _compare(fp32: Evaluation, int8: Evaluation) -> dict[str, Any]:
-    """Returns the loss of int8 in points, its interval and the agreement with fp32, as recorded in the card."""
-    loss = loss_of(fp32, int8)
-    return {"loss": loss.value, "low": loss.low, "high": loss.high, "agreement": asdict(agreement(fp32, int8))}
+def _compare(fp32: Evaluation, rounded: Evaluation) -> dict[str, Any]:
+    """Returns the loss of rounding in points, its interval and the agreement with fp32, as recorded in the card."""
+    loss = loss_of(fp32, rounded)
+    return {"loss": loss.value, "low": loss.low, "high": loss.high, "agreement": asdict(agreement(fp32, rounded))}
 
 
 def _latency(model: LoadedModel, tokens: int = 32, calls: int = 30) -> dict[str, Any]:
