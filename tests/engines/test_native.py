@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swiftlet_models.artifact import Precision, open_artifact
@@ -96,7 +96,9 @@ def multiply(library: Library, x, weight, scale, bias, activation=0, residual=No
     many = None if gain is None else np.pad(gain, (0, out.shape[1] - n))
     arrays = [x, weight, scale, bias], [wide, many, out]
     precision = PRECISIONS["bf16" if weight.dtype == np.uint16 else "int8"]
-    status = library.c.swiftlet_multiply(precision, rows, n, k, *map(pointer, arrays[0]), activation, *map(pointer, arrays[1]))
+    status = library.c.swiftlet_multiply(
+        precision, rows, n, k, *map(pointer, arrays[0]), activation, *map(pointer, arrays[1])
+    )
     assert status == 0
     return out[:, :n]
 
@@ -158,6 +160,7 @@ def test_multiply_computes_each_row_by_itself(pair, product, which):
     assert together[row].tobytes() == alone[0].tobytes()
 
 
+@settings(max_examples=40)  # tiles in software are slow
 @given(products(), st.sampled_from([0, *sorted(ACTIVATION_CODES.values())]), st.booleans())
 def test_multiply_in_bf16_rounds_its_inputs_only(pair, product, activation, residual):
     """And equals the reference kernel, and each row alone, bit by bit."""
@@ -249,7 +252,10 @@ def test_native_computes_the_rows_of_torch(architecture, task, precision):
 
 @pytest.mark.parametrize(
     ("architecture", "task", "precision"),
-    [*((*one, "int8") for one in NETWORKS), *((*one, "bf16") for one in (("mobilebert", "fill-mask"), ("mpnet", "qa")))],
+    [
+        *((*one, "int8") for one in NETWORKS),
+        *((*one, "bf16") for one in (("mobilebert", "fill-mask"), ("mpnet", "qa"))),
+    ],
 )
 def test_native_equals_the_reference_kernels_bit_by_bit(pair, architecture, task, precision):
     ours, theirs = (Native(library, folded(architecture, task), precision=precision) for library in pair)

@@ -11,13 +11,6 @@
 
 namespace {
 
-inline float widened(std::uint16_t bf16) {
-    const std::uint32_t bits = static_cast<std::uint32_t>(bf16) << 16;
-    float x;
-    std::memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
 // The floats that k activations take: two bf16 numbers take the place of one.
 inline int activation_lanes(int k) { return k / Isa::floats_per_lane; }
 
@@ -103,22 +96,24 @@ struct Bf16Product {
     }
     static Sums load_sums(const Sum* sums) { return Isa::load(sums); }
 
-    // Whether the sums of tiles are those of another computation but for rounding: of row r and as many outputs as a vector
-    // has, whose weights w has. Tiles add in another order.
+    // Whether the sums of tiles are those of vectors but for rounding: of row r and as many outputs as a vector has, whose
+    // weights w has. Tiles add in another order.
     static bool sums_right(const Rows& x, int r, int k, const std::int8_t* w, const Sum* sums) {
-        float expected[lanes] = {}, size[lanes] = {};
-        std::uint16_t left[2], right[2 * lanes];
-        for (int i = 0; i < k; i += 2, w += sizeof right) {
-            std::memcpy(left, x.x + static_cast<std::size_t>(r) * activation_lanes(k) + i / 2, sizeof left);
-            std::memcpy(right, w, sizeof right);
-            for (int n = 0; n < 2 * lanes; n++) {
-                const float product = widened(left[n % 2]) * widened(right[n]);
-                expected[n / 2] += product, size[n / 2] += std::fabs(product);
-            }
+        const float* left = x.from(r, k).x;
+        Floats expected = Isa::zero(), size = Isa::zero();
+        for (int i = 0; i < k; i += 2, w += 4 * lanes) {
+            const Floats two = Isa::broadcast(left[i / 2]), right = Isa::load(reinterpret_cast<const float*>(w));
+            unroll<2>([&](auto which) {
+                const Floats product = Isa::mul(A::template half<which>(two), A::template half<which>(right));
+                expected = Isa::add(expected, product);
+                size = Isa::add(size, Isa::max(product, Isa::sub(Isa::zero(), product)));
+            });
         }
         // Either sum rounds by at most 2^-24 of the size at each step. Tiles replace subnormal numbers by 0.
+        float wrong[lanes], allowed[lanes];
+        Isa::store(wrong, Isa::sub(Isa::load(sums), expected)), Isa::store(allowed, size);
         for (int n = 0; n < lanes; n++)
-            if (std::fabs(sums[n] - expected[n]) > static_cast<float>(k) * 0x1p-22f * size[n] + 1e-30f) return false;
+            if (std::fabs(wrong[n]) > static_cast<float>(k) * 0x1p-22f * allowed[n] + 1e-30f) return false;
         return true;
     }
 };

@@ -95,9 +95,10 @@ inline void read_weights(Precision precision, const std::int8_t* w, int n, float
             to[i] = static_cast<float>(w[i]) * scale;
             continue;
         }
-        std::uint16_t bits;
-        std::memcpy(&bits, w + 2 * i, sizeof bits);
-        to[i] = widened(bits);
+        std::uint32_t bits = 0;
+        std::memcpy(&bits, w + 2 * i, 2);
+        bits <<= 16;  // to fp32
+        std::memcpy(to + i, &bits, 4);
     }
 }
 

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper, numpy_helper
 
 from swiftlet_models.architectures import albert
-from swiftlet_models.graphs.quantize import MIN_ROWS, quantize, read_weights
+from swiftlet_models.graphs.quantize import MIN_ROWS, quantize, read_weights, to_bf16
 from swiftlet_models.graphs.reader import INT8, SCALE, SMALLEST_BLOCK, pack, unpack
 from tests.support.checkpoints import our_rows, relative_error, untrained
 from tests.support.networks import CONFIGS, NETWORKS, batch, graph, network, run
@@ -51,6 +51,23 @@ def test_quantize_stores_every_matrix_and_table_once_in_int8(architecture, task)
             assert stored[name + SCALE].shape == stored[name + INT8].shape[:2]
         else:
             assert np.array_equal(stored[name], parameter.detach().numpy())
+
+
+@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+def test_to_bf16_stores_every_matrix_and_table_in_bf16(architecture, task):
+    """ONNX Runtime runs the graph: the network in fp32 with rounded weights."""
+    model, exact = to_bf16(graph(architecture, task)), graph(architecture, task)
+    kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    weights = read_weights(model)
+    for name, parameter in network(architecture, task).named_parameters():
+        large = parameter.dim() == 2 and len(parameter) >= MIN_ROWS
+        assert kinds[name] == (TensorProto.BFLOAT16 if large else TensorProto.FLOAT)
+        expected = parameter.detach().to(torch.bfloat16 if large else torch.float32).float().numpy()
+        assert np.array_equal(weights[name], expected)
+    onnx.checker.check_model(model)
+    rows = batch(task, [9, 1, 33])
+
+    assert 0 < relative_error(run(model, rows), run(exact, rows)) < 1 / 64
 
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
