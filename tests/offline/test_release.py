@@ -31,9 +31,10 @@ from swiftlet_serve.offline.evaluate import Evaluation
 from swiftlet_serve.offline.fidelity import Fidelity
 from swiftlet_serve.offline.release import Measure, ReleaseError, golden_encodings
 from swiftlet_serve.workers.golden import replay
+from tests.support import networks
 from tests.support.artifacts import VOCABULARY, make_artifact
 from tests.support.checkpoints import SMALL, reference
-from tests.support.networks import answers, draft, graph, make, network
+from tests.support.networks import draft, graph, make, network
 
 needs_kernels = pytest.mark.skipif(native.best() is None, reason="there are no kernels for this CPU")
 
@@ -182,7 +183,10 @@ def test_fp32_release_keeps_exported_graph(out, reviews):
 @needs_kernels
 def test_bf16_release_runs_on_every_engine(out, reviews):
     artifact = make(out, draft("bert", "classify", "bf16"), Measure(reviews, limit=20), max_loss=100)
-    card, expected = artifact.card(), answers(make(out / "fp32", draft("bert", "classify", "fp32")), "onnx_cpu")
+    card, expected = (
+        artifact.card(),
+        networks.answers(make(out / "fp32", draft("bert", "classify", "fp32")), "onnx_cpu"),
+    )
 
     assert artifact.manifest.precision == "bf16"
     assert artifact.file(ONNX).stat().st_size < 0.6 * len(graph("bert", "classify").SerializeToString())
@@ -191,7 +195,7 @@ def test_bf16_release_runs_on_every_engine(out, reviews):
         model = load_model(artifact.path, engine)  # which compares the golden answers
         assert model.engine.title.startswith(engine)
         model.engine.close()
-        difference = (answers(artifact, engine) - expected).norm() / expected.norm()
+        difference = (networks.answers(artifact, engine) - expected).norm() / expected.norm()
         assert 0 < difference < 1 / 64, engine
 
 

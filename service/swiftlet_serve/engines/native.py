@@ -163,7 +163,7 @@ class Native:
     # A call costs little besides its tokens: it reads the weights once for all of them.
     cost: ClassVar[Cost] = Cost(padded=False, call_tokens=8, max_tokens=512, max_rows=64)
     runs_network: ClassVar[bool] = True
-    # The artifact's tolerance is for the stored weights. Here those of folded products are rounded, in other blocks.
+    # The artifact's tolerance is for the weights in the file. The weights of folded products are rounded again.
     extra_tolerance: ClassVar[float] = 0.05
 
     def __init__(

@@ -11,6 +11,9 @@
 
 namespace {
 
+// The most inputs of a product, so that an int holds the bytes of a panel.
+constexpr int max_inputs_bf16 = 1 << 20;
+
 // The floats that k activations take: two bf16 numbers take the place of one.
 inline int activation_lanes(int k) { return k / Isa::floats_per_lane; }
 

@@ -43,8 +43,10 @@ class Model {
     // Parameters have numbers: the products, and the vectors, each in the order of their addition. w is (n, k) in the precision
     // of the model. In bf16, there is no scale.
     void add_product(int n, int k, const std::int8_t* w, const float* scale, const float* bias) {
-        require(n >= 1 && n <= max_size && k >= 1 && k <= max_size && k % multiple == 0);
-        if (precision_ == Precision::int8) {
+        require(n >= 1 && n <= max_size && k >= 1 && k % multiple == 0);
+        if (precision_ == Precision::bf16) {
+            require(k <= max_inputs_bf16);
+        } else {
             require(k <= max_inputs);
             // A weight of -128 could make a sum overflow.
             require(!std::memchr(w, -128 & 255, static_cast<std::size_t>(n) * k));
