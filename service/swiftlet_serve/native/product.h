@@ -90,8 +90,8 @@ ALWAYS_INLINE float quantise_row(const float* x, int k, float factor, float shif
     return Isa::sum_lanes(not_finite);
 }
 
-// Quantises rows. If a number is not finite, the row's scale is NaN, and so is every product with the row. First the ranges of several rows, unless they are known, then their values: the CPU computes several
-// ranges at a time.
+// Quantises rows. If a number is not finite, the row's scale is NaN, and so is every product with the row. First the ranges of
+// several rows, unless they are known, then their values: the CPU computes several ranges at a time.
 inline void quantise(const float* x, int stride, int rows, int k, const QuantisedRows& to, const Ranges* known = nullptr) {
     constexpr int group_rows = 8;
     for (int first = 0; first < rows; first += group_rows) {
