@@ -21,6 +21,7 @@ from swiftlet_models.tensors import block_of, pack
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.benchmark import baselines
 from swiftlet_serve.engines import native
+from swiftlet_serve.engines._matrices import quantise
 from swiftlet_serve.engines.onnx_cpu import PaddedOnnx, RaggedOnnx, adds_in_32_bits, ragged_inputs, session
 from swiftlet_serve.offline.activations import find_ranges
 from swiftlet_serve.types import Batch, Cost, Engine, Row
@@ -110,7 +111,7 @@ def in_blocks(graph: Graph, name: str, product: Product, rows: Rows) -> str:
 
 def _signed(graph: Graph, name: str, product: Product) -> tuple[str, str, str]:
     """Adds int8 weights (K, N) with a scale for each output, and the bias."""
-    weight, scale = native.quantise(product.matrix)
+    weight, scale = quantise(product.matrix)
     return graph.array(name + ".w", weight.T), graph.array(name + ".s", scale), graph.array(name + ".b", product.bias)
 
 

@@ -3,7 +3,7 @@
     my-model/
       manifest.json       description of the model, and the size and SHA-256 of every other file
       tokenizer.json      for the `tokenizers` library
-      weights.safetensors the parameters of the network, int8 or fp32
+      weights.safetensors the parameters of the network, int8, bf16 or fp32
       model.safetensors   optional: the parameters in fp32, for the torch engine
       activations.safetensors  optional: fixed ranges of activations, for int8 with onnx_cpu
       golden.npz          golden answers: inputs and the fp32 network's outputs, replayed at start-up
@@ -34,7 +34,7 @@ from swiftlet_models.errors import ModelError
 Head = Literal["classification", "token", "masked_lm", "causal_lm", "embedding"]
 Outputs = int | Literal["labels", "vocabulary", "hidden"]  # of a head, per position
 Problem = Literal["single_label", "multi_label", "regression"]
-Precision = Literal["fp32", "int8"]
+Precision = Literal["fp32", "bf16", "int8"]
 Pooling = Literal["cls", "mean", "max"]
 Dense = Literal["identity", "tanh"]
 Side = Literal["left", "right"]

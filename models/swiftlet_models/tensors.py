@@ -201,3 +201,22 @@ def unpack(packed: Array, scales: Array) -> Floats:
     """Converts (N, K / b, b) and the scales (N, K / b) back to (N, K)."""
     values: Floats = (packed.astype(np.float32) - ZERO) * scales[:, :, None]
     return values.reshape(len(packed), math.prod(packed.shape[1:]))
+
+
+def round_to_bf16(array: Array) -> NDArray[np.uint16]:
+    """Returns the bits of an array of floats in bf16: rounded to nearest, ties to even.
+
+    Raises:
+        ValueError: a number is not finite, or too large for bf16.
+    """
+    with np.errstate(over="ignore"):
+        bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    rounded = ((bits + (0x7FFF + (bits >> 16 & 1))) >> 16).astype(np.uint16)
+    if not np.isfinite(bits.view(np.float32)).all() or not np.isfinite(widen(rounded)).all():
+        raise ValueError("a parameter is not finite.")
+    return rounded
+
+
+def widen(bits: NDArray[np.uint16]) -> Floats:
+    """Returns numbers in bf16, given as bits, in fp32."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)

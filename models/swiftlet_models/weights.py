@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Final, Literal
+from typing import IO, Any, Final
 
 import numpy as np
 
+from swiftlet_models.artifact import Precision
 from swiftlet_models.graphs.reader import initializers
 from swiftlet_models.tensors import (
     FLOATS,
@@ -36,6 +37,7 @@ from swiftlet_models.tensors import (
     blocks,
     finite,
     pack,
+    round_to_bf16,
 )
 
 INT8: Final = ".int8"
@@ -136,7 +138,7 @@ def parameters(tensors: Mapping[str, Tensor]) -> dict[str, Tensor | PackedTensor
     return weights
 
 
-def save_weights(file: Path, weights: Weights, precision: Literal["fp32", "int8"]) -> None:
+def save_weights(file: Path, weights: Weights, precision: Precision) -> None:
     """Writes parameters as safetensors. Matrices and tables of 16 rows or more are in the precision, the rest in fp32.
 
     Raises:
@@ -153,8 +155,11 @@ def save_weights(file: Path, weights: Weights, precision: Literal["fp32", "int8"
         tensors[name], at = parts, end
 
     for name, matrix in sorted(weights.items()):
-        is_matrix = len(matrix.shape) == 2 and len(matrix) >= MIN_ROWS
-        block = block_of(matrix.shape[1]) if is_matrix and precision == "int8" else None
+        is_rounded = precision != "fp32" and len(matrix.shape) == 2 and len(matrix) >= MIN_ROWS
+        if is_rounded and precision == "bf16":
+            add(name, "BF16", matrix.shape, partial(_bf16_blocks, matrix))
+            continue
+        block = block_of(matrix.shape[1]) if is_rounded else None
         if block is None:
             add(name, "F32", matrix.shape, partial(_blocks, matrix))
             continue
@@ -175,6 +180,15 @@ def _blocks(matrix: Matrix) -> Iterator[Floats]:
     """Yields the rows of a matrix, some at a time. Raises WeightsError if a number is not finite."""
     for rows in blocks(matrix):
         yield finite(np.asarray(matrix[rows], np.float32))
+
+
+def _bf16_blocks(matrix: Matrix) -> Iterator[Array]:
+    """Yields the rows of a matrix in bf16. Raises WeightsError if bf16 cannot hold a number."""
+    for part in _blocks(matrix):
+        try:
+            yield round_to_bf16(part)
+        except ValueError as error:
+            raise WeightsError(str(error)) from None
 
 
 def _pack_blocks(matrix: Matrix, block: int, scales: list[Floats]) -> Iterator[Array]:

@@ -45,18 +45,18 @@ def small_plan(tmp_path, monkeypatch):
 
 def test_bench_runs_engines_on_the_same_network_and_names_those_left_out(small_plan):
     native_kernels.best()
-    names = ("native", "onnx_cpu", "ort_stock", "torch", "torch_bf16", "sentence_transformers", "absent", "unsupported")
+    measured = ["native", "native_bf16", "onnx_cpu", "ort_stock", "torch", "torch_bf16"]
+    names = (*measured, "sentence_transformers", "absent", "unsupported")
     found = bench.bench(replace(small_plan, engines=names), lambda _: None)
 
-    measured = ["native", "onnx_cpu", "ort_stock", "torch", "torch_bf16"]
     assert [result.engine for result in found.results] == 2 * measured
     assert found.left_out == {
         "sentence_transformers": "albert-classify: it needs the checkpoint of the artifact",
         "absent": "a_package_that_does_not_exist is not installed",
         "unsupported": "albert-classify: it has no support",
     }
-    assert [result.error < 0.1 for result in found.results] == [True] * 10
-    assert found.results[3].error == 0 < found.results[4].error
+    assert [result.error < 0.1 for result in found.results] == [True] * 12
+    assert found.results[4].error == 0 < found.results[5].error
     assert [result.engine for result in found.all_cores] == ([] if found.setting.cores == 1 else measured)
     assert found.peak > 0
     assert found.texts == "built-in sentences"

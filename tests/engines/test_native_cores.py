@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_models.artifact import open_artifact
+from swiftlet_models.artifact import Precision, open_artifact
 from swiftlet_serve.engines.native import Library, Native
 from swiftlet_serve.inference.loading import BUNDLED
 from swiftlet_serve.types import Batch
@@ -41,16 +41,19 @@ def one_core_afterwards() -> Iterator[None]:
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
 def test_call_has_the_same_bits_on_any_number_of_cores(architecture, task):
     check_bits(best(), architecture, task, range(2, 9))
+    check_bits(best(), architecture, task, [3, 8], "bf16")
 
 
 @pytest.mark.parametrize("architecture", ["bert", "mobilebert", "gpt2"])
 @pytest.mark.parametrize("kernel", ["amx", "avx512bf16", "avxvnni"])
 def test_emulated_kernels_have_the_same_bits_on_several_cores(kernel, architecture, tmp_path):
-    check_bits(emulated(kernel, tmp_path), architecture, "qa", [3])
+    check_bits(emulated(kernel, tmp_path), architecture, "qa", [3], "bf16" if architecture == "bert" else "int8")
 
 
-def check_bits(library: Library, architecture: str, task: Task, cores: Iterable[int]) -> None:
-    network = Native(library, folded(architecture, task))
+def check_bits(
+    library: Library, architecture: str, task: Task, cores: Iterable[int], precision: Precision = "int8"
+) -> None:
+    network = Native(library, folded(architecture, task), precision=precision)
     for batch in (LONG, SEVERAL):
         library.share_cores(1)
         expected = [row.tobytes() for row in network.run(batch)]

@@ -16,6 +16,7 @@ import pytest
 
 from swiftlet_models.artifact import open_artifact
 from swiftlet_serve.engines import native
+from swiftlet_serve.engines._matrices import PRECISIONS
 from swiftlet_serve.engines.native import Library, Native
 from swiftlet_serve.inference.loading import BUNDLED
 from swiftlet_serve.types import EARLIER_WRONG_SUMS, Batch
@@ -61,8 +62,9 @@ def test_self_test_finds_wrong_sums(faulty):
     assert faulty.kernel_faults > 0
 
 
-def test_wrong_sum_is_counted_and_the_call_is_computed_without_tiles(sound, faulty, caplog):
-    engines = [Native(library, folded("bert", "qa")) for library in (sound, faulty)]
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_wrong_sum_is_counted_and_the_call_is_computed_without_tiles(sound, faulty, precision, caplog):
+    engines = [Native(library, folded("bert", "qa"), precision=precision) for library in (sound, faulty)]
     network = engines[1]
     for _ in range(100):
         rows = network.run(BATCH)
@@ -74,7 +76,8 @@ def test_wrong_sum_is_counted_and_the_call_is_computed_without_tiles(sound, faul
     assert [(record.levelno, record.name) for record in caplog.records] == [(logging.ERROR, native.__name__)]
     # Attention on vectors adds in another order, and quantisation may amplify that by a step.
     assert np.abs(np.concatenate(rows) - expected).max() <= 0.05 * np.abs(expected).max()
-    assert network.title == "native (plain; without tiles, which computed a wrong sum)"
+    kernel = "plain" if precision == "int8" else "plain; bf16"
+    assert network.title == f"native ({kernel}; without tiles, which computed a wrong sum)"
     executor = ThreadExecutor({"bert": EngineModel(network, 2), "other": EngineModel(engines[0], 2)}, 1)
     assert (executor.kernel_faults, executor.runtime("bert")) == (1, network.title)
 
@@ -183,6 +186,7 @@ class Stack(ctypes.Structure):
 memory = ctypes.create_string_buffer(4096)
 assert ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(ctypes.addressof(memory), 0, 4096)), None) == 0
 from swiftlet_serve.engines import native
+from swiftlet_serve.engines._matrices import PRECISIONS
 library, passed_over = native.select()
 print(library.kernel, passed_over)
 """
@@ -207,6 +211,7 @@ def test_refused_permission_selects_the_next_kernel():
 SECCOMP = """
 import ctypes, struct, sys
 from swiftlet_serve.engines import native
+from swiftlet_serve.engines._matrices import PRECISIONS
 
 ARCH_PRCTL, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, FILTER = 158, 38, 22, 2
 program = b"".join(

@@ -29,6 +29,7 @@ from swiftlet_serve.offline.fidelity import Fidelity
 from swiftlet_serve.offline.release import GOLDEN_COLUMNS, Measure, ReleaseError, golden, golden_encodings
 from swiftlet_serve.types import Batch
 from swiftlet_serve.workers.golden import replay
+from tests.support import networks
 from tests.support.artifacts import VOCABULARY, make_artifact
 from tests.support.checkpoints import SMALL, reference, relative_error
 from tests.support.networks import NETWORKS, draft, make, network
@@ -198,6 +199,26 @@ def test_fp32_release_keeps_the_weights(out, reviews):
     assert {name: weight.tobytes() for name, weight in weights.items()} == {name: own[name].tobytes() for name in own}
     assert set(artifact.card()["scores"]) >= {"fp32"}
     assert "int8" not in artifact.card()["scores"]
+
+
+@needs_kernels
+def test_bf16_release_runs_on_every_engine(out, reviews):
+    artifact = make(out, draft("bert", "classify", "bf16"), Measure(reviews, limit=20), max_loss=100)
+    card, expected = (
+        artifact.card(),
+        networks.answers(make(out / "fp32", draft("bert", "classify", "fp32")), "onnx_cpu"),
+    )
+
+    assert artifact.manifest.precision == "bf16"
+    exact = sum(weight.nbytes for weight in draft("bert", "classify").weights.values())
+    assert artifact.weights.stat().st_size < 0.6 * exact
+    assert card["bf16"]["agreement"]["n"] == card["scores"]["bf16"]["accuracy"]["n"] == 20
+    for engine in ("native", "onnx_cpu", "openvino", "torch"):
+        model = load_model(artifact.path, engine)  # which compares the golden answers
+        assert model.engine.title.startswith(engine)
+        model.engine.close()
+        difference = (networks.answers(artifact, engine) - expected).norm() / expected.norm()
+        assert 0 < difference < 1 / 64, engine
 
 
 def test_release_adds_fp32_weights_on_request(out):

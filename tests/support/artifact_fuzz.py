@@ -29,10 +29,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftlet_models.artifact import Artifact, ArtifactError, _parse
+from swiftlet_models.artifact import Artifact, ArtifactError, Precision, _parse
 from swiftlet_models.folding import Folded, FoldingError, fold_artifact
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.engines import native
+from swiftlet_serve.engines._matrices import PRECISIONS
 from swiftlet_serve.engines.native import Library, Native
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.loading import load_model
@@ -164,9 +165,10 @@ def _load(library: Library, artifact: Hostile, seed: int) -> str:
         folded = fold_artifact(Artifact(Path("hostile"), manifest), artifact.weights)
     except (ArtifactError, FoldingError) as error:
         return f"refused: {type(error).__name__}"
-    refused = draw.random() < 0.3 and _load_contradictory(library, folded, draw)
+    precision: Precision = manifest.precision if manifest.precision in PRECISIONS else "int8"
+    refused = draw.random() < 0.3 and _load_contradictory(library, folded, precision, draw)
     try:
-        engine = Native(library, folded)
+        engine = Native(library, folded, precision=precision)
     except (ValueError, FoldingError) as error:
         return f"refused by the engine: {type(error).__name__}"
     _run(engine, manifest.vocab_size, manifest.max_tokens, draw)
@@ -180,7 +182,7 @@ _FILES: Final = {
 }
 
 
-def _load_contradictory(library: Library, folded: Folded, draw: Random) -> bool:
+def _load_contradictory(library: Library, folded: Folded, precision: Precision, draw: Random) -> bool:
     """Gives C++ a program and parameters that contradict each other, as if Python had not checked.
 
     Returns whether it refused them.
@@ -210,7 +212,7 @@ def _load_contradictory(library: Library, folded: Folded, draw: Random) -> bool:
 
     native.program_numbers = changed
     try:
-        engine = Native(library, folded)
+        engine = Native(library, folded, precision=precision)
     except (ValueError, FoldingError, MemoryError):
         return True
     finally:

@@ -208,7 +208,7 @@ def _valid(draw: random.Random) -> Hostile:
         architecture=architecture,
         task=task,
         head=HEADS[task],
-        precision="int8",
+        precision=draw.choice(("int8", "int8", "bf16")),
         max_tokens=POSITIONS,
         vocab_size=WORDS,
         width=width,

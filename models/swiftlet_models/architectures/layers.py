@@ -75,7 +75,7 @@ def position_bias(table: Tensor, boundaries: Sequence[int], size: int) -> Tensor
     buckets = (len(boundaries) + 1) * (distances > 0).long()
     for boundary in boundaries:
         buckets = buckets + (distances.abs() >= boundary)
-    # A sum instead of a look-up, because `graphs/quantize.py` puts tables of embeddings into int8.
+    # A sum instead of a look-up, whose table ONNX Runtime's stock quantisation of an exported graph puts into int8.
     chosen = buckets[:, None] == torch.arange(len(table), device=table.device)
     by_distance = (chosen[:, :, None] * table).sum(1)  # (2 S - 1, A)
     positions = torch.arange(size, device=table.device)

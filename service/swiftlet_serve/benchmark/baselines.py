@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftlet_models.artifact import SAFETENSORS
+from swiftlet_models.artifact import SAFETENSORS, Artifact
 from swiftlet_serve import engines, plugins
 from swiftlet_serve.benchmark.networks import Network, batch_of
 from swiftlet_serve.machine.memory import release_free_memory, resident_bytes
@@ -61,9 +61,9 @@ class ComparedEngine:
 # --- Swiftlet's engines
 
 
-def _load_engine(name: str) -> Load:
+def _load_engine(name: str, artifact: Callable[[Network], Artifact] = lambda network: network.artifact) -> Load:
     def load(network: Network, threads: int = 1) -> LoadedEngine:
-        engine = plugins.load(engines, name).create(network.artifact, threads)
+        engine = plugins.load(engines, name).create(artifact(network), threads)
         if not engine.title.startswith(name):
             engine.close()
             raise Unsupported(f"it falls back to {engine.title}: it has no kernel for this CPU or this network")
@@ -233,6 +233,12 @@ def _load_openvino(prepare: Callable[[Network], Path], kind: str) -> Load:
 ENGINES: Final[Mapping[str, ComparedEngine]] = {  # Swiftlet's first
     "native": ComparedEngine(
         ("onnxruntime",), lambda network: network.artifact.weights, _load_engine("native"), serves=True
+    ),
+    "native_bf16": ComparedEngine(
+        ("onnxruntime",),
+        lambda network: network.in_bf16().weights,
+        _load_engine("native", Network.in_bf16),
+        serves=True,
     ),
     "onnx_cpu": ComparedEngine(
         ("onnxruntime",), lambda network: network.artifact.weights, _load_engine("onnx_cpu"), serves=True

@@ -16,6 +16,7 @@ import swiftlet_models
 from swiftlet_models import architectures
 from swiftlet_models.artifact import SAFETENSORS, WEIGHTS, Artifact, Embedding, File, Head, Manifest
 from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.weights import open_weights, save_weights
 from swiftlet_serve.types import Batch
 
 GRAPH: Final = "fp32.onnx"
@@ -59,6 +60,18 @@ class Network:
     @property
     def graph(self) -> Path:
         return self.artifact.path / GRAPH
+
+    def in_bf16(self) -> Artifact:
+        """Returns the network as an artifact in bf16. Makes its file if needed."""
+        path = self.artifact.path / "bf16"
+        file, part = path / WEIGHTS, path / "part"
+        if not file.exists():
+            path.mkdir(exist_ok=True)
+            with open_weights(self.artifact.file(SAFETENSORS)) as weights:
+                save_weights(part, weights, "bf16")
+            part.rename(file)
+        files = {WEIGHTS: File(file.stat().st_size, "0" * 64)}
+        return Artifact(path, replace(self.artifact.manifest, precision="bf16", files=files))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of the parameters, by name."""
@@ -122,7 +135,6 @@ def cached_network(
 
     from swiftlet_models.graphs.export import export
     from swiftlet_models.heads import weights_of
-    from swiftlet_models.weights import save_weights
 
     directory = Path(swiftlet_models.__file__).parent
     sources = [path.read_bytes() for pattern in GRAPH_SOURCES for path in sorted(directory.glob(pattern))]

@@ -137,12 +137,20 @@ def check(artifacts: tuple[str, ...], engine: str) -> None:
     show_default=True,
     help="Precision of the weights.",
 )
-@click.option("--data", type=DataFile, help="Data file to measure fp32 and int8 on, as for `swiftlet evaluate`.")
+@click.option("--data", type=DataFile, help="Data file to measure the loss of rounding on, as for `swiftlet evaluate`.")
 @click.option("--limit", type=click.IntRange(1), help="Number of examples of the data file to use. Default: all.")
 @click.option(
-    "--max-loss", type=float, default=0.5, show_default=True, help="Maximum loss of int8 on the data file, in points."
+    "--max-loss",
+    type=float,
+    default=0.5,
+    show_default=True,
+    help="Maximum loss of int8 or bf16 on the data file, in points.",
 )
-@click.option("--strict", is_flag=True, help="Write no artifact if int8 is not good enough. Default: fp32 then.")
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Write no artifact if the precision is not good enough. Default: try int8, bf16 and fp32 in turn.",
+)
 @click.option("--keep-fp32", is_flag=True, help="Add the fp32 weights, for the torch engine.")
 @click.option("--pooling", type=click.Choice(get_args(Pooling)), help="Pooling of a transformers encoder, to embed.")
 @click.option(

@@ -1,8 +1,9 @@
-"""Swiftlet's own int8 kernels for CPUs.
+"""Swiftlet's own kernels for CPUs, in int8 and bf16.
 
-A batch is ragged: the tokens of all sequences end to end, without padding. Weights have one int8 scale per output, and
-activations one scale per token, so that a row never depends on the rest of the batch, to the bit. A call is one call
-into a library without Python's global lock. It allocates little memory once its thread has run a batch of the same
+A batch is ragged: the tokens of all sequences end to end, without padding. In int8, weights have one scale per output,
+and activations one scale per token, so that a row never depends on the rest of the batch, to the bit. In bf16, weights
+are rounded, and activations too where the CPU multiplies bf16; elsewhere products are fp32. A call is one call into a
+library without Python's global lock. It allocates little memory once its thread has run a batch of the same
 size. The weights are packed once and shared by all threads. `native/` holds the C++, with a small file for each
 instruction set. `swiftlet_models/folding.py` makes the program and its parameters of an artifact.
 
@@ -33,12 +34,13 @@ from typing import ClassVar, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftlet_models.artifact import Artifact, ArtifactError
+from swiftlet_models.artifact import Artifact, ArtifactError, Precision
 from swiftlet_models.folding import Array, Folded, FoldingError, Product, fold_artifact
 from swiftlet_models.program import WORDS, Attend, LookUp, Multiply, Norm, Place, Read, Step
-from swiftlet_models.tensors import Matrix, WeightsError, blocks
+from swiftlet_models.tensors import WeightsError
 from swiftlet_models.weights import open_weights
 from swiftlet_serve.engines import onnx_cpu
+from swiftlet_serve.engines._matrices import PRECISIONS, finite, stored
 from swiftlet_serve.types import EARLIER_WRONG_SUMS, Batch, Cost, Engine, Row
 
 log = logging.getLogger(__name__)
@@ -65,7 +67,7 @@ ERRORS: Final = {
 INTERFACE: Final = 4  # the version of the functions and programs in swiftlet_serve/native
 
 _Floats = np.ctypeslib.ndpointer(np.float32, flags="C_CONTIGUOUS")
-_Int8s = np.ctypeslib.ndpointer(np.int8, flags="C_CONTIGUOUS")
+_Weights = np.ctypeslib.ndpointer(flags="C_CONTIGUOUS")  # int8, or the bits of bf16
 _Int32s = np.ctypeslib.ndpointer(np.int32, flags="C_CONTIGUOUS")
 _Int64s = np.ctypeslib.ndpointer(np.int64, flags="C_CONTIGUOUS")
 
@@ -82,10 +84,10 @@ class Library:
         self.c.swiftlet_kernel.restype = ctypes.c_char_p
         model, number = ctypes.c_void_p, ctypes.c_int64
         size = ctypes.c_int
-        self.c.swiftlet_create.argtypes = [_Int32s, number, ctypes.POINTER(model)]
-        self.c.swiftlet_add_product.argtypes = [model, size, size, _Int8s, _Floats, _Floats]
+        self.c.swiftlet_create.argtypes = [size, _Int32s, number, ctypes.POINTER(model)]
+        self.c.swiftlet_add_product.argtypes = [model, size, size, _Weights, _Floats, _Floats]
         self.c.swiftlet_add_vector.argtypes = [model, number, _Floats]
-        self.c.swiftlet_add_words.argtypes = [model, size, size, _Int8s, _Floats]
+        self.c.swiftlet_add_words.argtypes = [model, size, size, _Weights, _Floats]
         self.c.swiftlet_share_words.argtypes = [model, size, size]
         self.c.swiftlet_finish.argtypes = [model]
         for about in (self.c.swiftlet_model_bytes, self.c.swiftlet_outputs, self.c.swiftlet_destroy):
@@ -157,16 +159,24 @@ class Library:
 
 
 class Native:
-    """A network in int8 kernels."""
+    """A network in kernels of int8 or bf16."""
 
     # A call costs little besides its tokens: it reads the weights once for all of them.
     cost: ClassVar[Cost] = Cost(padded=False, call_tokens=8, max_tokens=512, max_rows=64, shares_cores=True)
     runs_network: ClassVar[bool] = True
-    # The artifact's tolerance is for weights with one scale per block. Here they have one scale per output.
+    # The artifact's tolerance is for the weights in the file. The weights of folded products are rounded again.
     extra_tolerance: ClassVar[float] = 0.05
 
-    def __init__(self, library: Library, folded: Folded, passed_over: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        library: Library,
+        folded: Folded,
+        passed_over: Sequence[str] = (),
+        precision: Precision = "int8",
+    ) -> None:
         """Packs the parameters. `passed_over` holds faster kernels that do not serve, each with the reason.
+
+        `precision` is one of `PRECISIONS`.
 
         Raises:
             MemoryError: there is not enough memory.
@@ -174,16 +184,17 @@ class Native:
             ValueError: a parameter has an invalid size or number.
         """
         self._library, self._c = library, library.c
-        self._kernel = "; ".join((library.kernel, *passed_over))
+        self._precision = precision
+        self._kernel = "; ".join((library.kernel, *(["bf16"] if precision == "bf16" else []), *passed_over))
         self._outputs = folded.outputs
         self._last_call = threading.local()
         most = max(product.matrix.shape[1] for product in folded.products.values())
-        if most > library.max_inputs:
+        if precision == "int8" and most > library.max_inputs:
             raise FoldingError(f"a product has {most} inputs, more than the {library.max_inputs} of {library.kernel}")
         parameters = Parameters.of(folded)
         numbers = program_numbers(folded, parameters)
         model = ctypes.c_void_p()
-        _check(self._c.swiftlet_create(numbers, numbers.size, ctypes.byref(model)))
+        _check(self._c.swiftlet_create(PRECISIONS[precision], numbers, numbers.size, ctypes.byref(model)))
         self._model: int | None = model.value
         try:
             self._add_parameters(folded, parameters)
@@ -195,22 +206,22 @@ class Native:
         for name in parameters.products:
             self._add(folded.products[name])
         for name in parameters.vectors:
-            floats = _finite(parameters.vectors[name])
+            floats = finite(parameters.vectors[name])
             _check(self._c.swiftlet_add_vector(self._model, floats.size, floats))
         if parameters.words_in is not None:
             width = folded.words.shape[1]
             _check(self._c.swiftlet_share_words(self._model, parameters.products[parameters.words_in], width))
         else:
-            words, scale = quantise(folded.words)
+            words, scale = stored(folded.words, self._precision)
             _check(self._c.swiftlet_add_words(self._model, *words.shape, words, scale))
         _check(self._c.swiftlet_finish(self._model))
         if self._c.swiftlet_outputs(self._model) != self._outputs:
             raise ValueError(ERRORS[5])
 
     def _add(self, product: Product) -> None:
-        weight, scale = quantise(product.matrix)
-        bias = _finite(product.bias)
-        if bias.shape != scale.shape:
+        weight, scale = stored(product.matrix, self._precision)
+        bias = finite(product.bias)
+        if bias.shape != weight.shape[:1]:
             raise ValueError(ERRORS[5])
         _check(self._c.swiftlet_add_product(self._model, *weight.shape, weight, scale, bias))
 
@@ -291,12 +302,12 @@ def _native(artifact: Artifact, threads: int) -> Native:
     library, passed_over = select()
     if library is None:
         raise FoldingError("no kernel is compiled for this CPU")
-    if manifest.precision != "int8":
+    if manifest.precision not in PRECISIONS:
         raise FoldingError(f"the precision is {manifest.precision}")
     try:
         with open_weights(artifact.weights) as weights:
             folded = fold_artifact(artifact, weights)
-            network = Native(library, folded, passed_over)
+            network = Native(library, folded, passed_over, manifest.precision)
     except (WeightsError, ValueError) as error:
         raise ArtifactError(f"{artifact.path.name}: {error}") from None
     library.share_cores(threads)
@@ -382,32 +393,6 @@ def _obstacle(library: Library) -> str | None:
 @cache
 def _test_once(file: Path) -> None:
     Library(file).test_tiles(TEST_SECONDS)
-
-
-def quantise(matrix: Matrix) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Returns a matrix (N, K) in int8, and one scale per output, (N,).
-
-    Raises:
-        ValueError: a weight is not finite.
-    """
-    weight, scales = np.empty(matrix.shape, np.int8), np.empty(len(matrix), np.float32)
-    for rows in blocks(matrix):
-        block = matrix[rows]
-        largest = np.abs(block).max(axis=1)
-        if not np.isfinite(largest).all():
-            raise ValueError("a parameter is not finite.")
-        scale = np.where(largest > np.finfo(np.float32).tiny * 127, largest / 127, 1)
-        weight[rows], scales[rows] = np.rint(block / scale[:, None]), scale
-    return weight, scales
-
-
-def _finite(array: Array) -> NDArray[np.float32]:
-    """Returns an array in fp32. Raises ValueError if a number is not finite."""
-    with np.errstate(over="ignore"):
-        floats = np.ascontiguousarray(array, np.float32)
-    if not np.isfinite(floats).all():
-        raise ValueError("a parameter is not finite.")
-    return floats
 
 
 class Parameters(NamedTuple):

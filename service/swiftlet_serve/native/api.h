@@ -91,9 +91,9 @@ EXPORT int swiftlet_max_inputs() { return max_inputs; }
 // The cores that all calls of this process may use together. With more than one, idle cores help with calls.
 EXPORT void swiftlet_set_cores(int cores) { Helpers::instance().set_cores(cores); }
 
-// Creates a model from the numbers of its program, which `program.h` describes.
-EXPORT int swiftlet_create(const std::int32_t* program, std::int64_t size, Model** model) {
-    return guarded([&] { return *model = new Model(program, size), ok; });
+// Creates a model from the numbers of its program, which `program.h` describes. Its matrices are int8 (0) or bf16 (1).
+EXPORT int swiftlet_create(int precision, const std::int32_t* program, std::int64_t size, Model** model) {
+    return guarded([&] { return *model = new Model(precision, program, size), ok; });
 }
 
 EXPORT int swiftlet_add_product(Model* model, int n, int k, const std::int8_t* w, const float* scale, const float* bias) {
@@ -163,18 +163,25 @@ EXPORT void swiftlet_destroy(Model* model) { delete model; }
 EXPORT int swiftlet_idle_cores() { return Helpers::instance().idle_cores(); }
 
 // The functions below run one kernel at a time. x is (rows, k); out is (rows, n rounded up to whole vectors).
-EXPORT int swiftlet_multiply(int rows, int n, int k, const float* x, const std::int8_t* w, const float* scale,
+EXPORT int swiftlet_multiply(int precision, int rows, int n, int k, const float* x, const std::int8_t* w, const float* scale,
                              const float* bias, int activation, const float* residual, const float* gain, float* out) {
     return guarded([&] {
-        const PackedMatrix m(n, k, w, scale, bias);
+        const PackedMatrix m(static_cast<Precision>(precision), n, k, w, scale, bias);
         const int stride = static_cast<const Matrix&>(m).n;
+        const Epilogue epilogue{static_cast<Activation>(activation), residual, stride, gain};
         Buffer<Quantised> q;
-        Buffer<float> s, o;
+        Buffer<float> f, s, o;
         const std::size_t count = round_up(rows, block_rows);
         const TileCall tiles;
-        const QuantisedRows to{q.reserve(count * k), s.reserve(count), o.reserve(count)};
-        quantise(x, k, rows, k, to);
-        multiply(to, rows, m, out, stride, {static_cast<Activation>(activation), residual, stride, gain});
+        if (static_cast<Precision>(precision) == Precision::bf16) {
+            const FloatRows to{f.reserve(count * activation_lanes(k) + lanes)};
+            take_rows(x, k, rows, k, to);
+            multiply<Bf16Product>(to, rows, m, out, stride, epilogue);
+        } else {
+            const QuantisedRows to{q.reserve(count * k), s.reserve(count), o.reserve(count)};
+            quantise(x, k, rows, k, to);
+            multiply<Int8Product>(to, rows, m, out, stride, epilogue);
+        }
         return ok;
     });
 }

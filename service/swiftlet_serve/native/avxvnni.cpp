@@ -27,11 +27,7 @@ struct Isa : Floats256, NoTiles {
 
     static Accumulators load_weights(const std::int8_t* p) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(p)); }
     static Accumulators dot(Accumulators sum, Accumulators activations, Accumulators weights) {
-        sum = _mm256_dpbusd_avx_epi32(sum, activations, weights);
-#ifdef __AVXVNNI__  // not defined when the tests emulate the instruction
-        asm volatile("" : "+x"(sum));  // keeps the order of a tile's products: otherwise gcc 12 runs out of registers
-#endif
-        return sum;
+        return in_order(_mm256_dpbusd_avx_epi32(sum, activations, weights));
     }
 };
 

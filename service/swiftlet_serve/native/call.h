@@ -226,7 +226,7 @@ class Call::Worker {
     void run(const Step& s) {
         switch (s.kind) {
             case Kind::look_up: return look_up(s);
-            case Kind::multiply: return s.exact ? multiply_exactly(s) : multiply_quantised(s);
+            case Kind::multiply: return s.exact ? multiply_exactly(s) : multiply_rounded(s);
             case Kind::norm: return normalise(s);
             case Kind::attend: return attend_block(s);
             case Kind::read: return s.how == How::focus ? gather(s) : pool(s);
@@ -263,19 +263,26 @@ class Call::Worker {
         for (int d = 0; d < n; d++) to[d] += from[d];
     }
 
-    void multiply_quantised(const Step& s) {
+    void multiply_rounded(const Step& s) {
         const int k = program_.width(s.x.value);
-        const QuantisedRows x = memory_.quantised(k);
-        const Ranges ranges = memory_.ranges();
-        if (s.quantises) quantise(rows(s.x.value), program_.stride(s.x.value), count_, k, x, s.knows_ranges ? &ranges : nullptr);
+        const float* x = rows(s.x.value);
+        const int x_stride = program_.stride(s.x.value), stride = program_.stride(s.out);
         Epilogue epilogue{s.activation};
         if (s.residual.value != none) {
             epilogue.residual = rows(s.residual.value) + s.residual.first;
             epilogue.residual_stride = program_.stride(s.residual.value);
         }
         if (s.gain != none) epilogue.gain = model_.vector(s.gain);
+        if (model_.precision() == Precision::bf16) {
+            const FloatRows taken = memory_.floats(k);
+            if (s.quantises) take_rows(x, x_stride, count_, k, taken);
+            return multiply<Bf16Product>(taken, count_, model_.product(s.parameter), rows(s.out), stride, epilogue);
+        }
+        const QuantisedRows quantised = memory_.quantised(k);
+        const Ranges ranges = memory_.ranges();
+        if (s.quantises) quantise(x, x_stride, count_, k, quantised, s.knows_ranges ? &ranges : nullptr);
         if (s.ranged) epilogue.ranges = &ranges;
-        multiply(x, count_, model_.product(s.parameter), rows(s.out), program_.stride(s.out), epilogue);
+        multiply<Int8Product>(quantised, count_, model_.product(s.parameter), rows(s.out), stride, epilogue);
     }
 
     // In fp32: the few outputs of a head.

@@ -23,6 +23,14 @@ struct Floats256 {
         return _mm256_set1_epi32(word);
     }
 
+    // Keeps the order of a tile's products: otherwise gcc 12 runs out of registers.
+    template <class Vector>
+    static Vector in_order(Vector sum) {
+#ifdef __AVX2__  // not defined when the tests emulate the instructions
+        asm volatile("" : "+x"(sum));
+#endif
+        return sum;
+    }
     static Floats zero() { return _mm256_setzero_ps(); }
     static Floats broadcast(float x) { return _mm256_set1_ps(x); }
     static Floats load(const float* p) { return _mm256_loadu_ps(p); }
@@ -52,6 +60,12 @@ struct Floats256 {
     // a0 b0 a1 b1 ... of the lower halves, and of the upper halves
     static Floats interleave_low(Floats a, Floats b) { return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x20); }
     static Floats interleave_high(Floats a, Floats b) { return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x31); }
+    // the lower (0) or the upper (1) bf16 number of each lane
+    template <int which>
+    static Floats half(Floats pairs) {
+        const __m256i bits = _mm256_castps_si256(pairs);
+        return _mm256_castsi256_ps(which ? _mm256_and_si256(bits, _mm256_set1_epi32(-65536)) : _mm256_slli_epi32(bits, 16));
+    }
     static float sum_lanes(Floats x) {
         __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
         s = _mm_add_ps(s, _mm_movehl_ps(s, s));

@@ -61,13 +61,13 @@ struct Workspace {
     Buffer<std::size_t> out_start;
     Buffer<int> key_start;
     // Of the tasks that the thread runs.
-    Buffer<float> own_values, own_packed, attention, scale, offset, low, high;
+    Buffer<float> own_values, own_packed, attention, scale, offset, low, high, float_rows;
     Buffer<Quantised> quantised_rows;
 
     template <class Function>
     void each(Function&& f) {
         f(values), f(packed), f(index), f(owner), f(read_owner), f(out_start), f(key_start);
-        f(own_values), f(own_packed), f(attention), f(scale), f(offset), f(low), f(high), f(quantised_rows);
+        f(own_values), f(own_packed), f(attention), f(scale), f(offset), f(low), f(high), f(float_rows), f(quantised_rows);
     }
     std::size_t bytes() {
         std::size_t total = 0;
@@ -86,35 +86,52 @@ struct Workspace {
     QuantisedRows quantised(int k) {
         return {quantised_rows.reserve(static_cast<std::size_t>(most_rows) * k), scale.reserve(most_rows), offset.reserve(most_rows)};
     }
+    FloatRows floats(int k) { return {float_rows.reserve(static_cast<std::size_t>(block_rows) * activation_lanes(k) + lanes)}; }
 };
 thread_local Workspace workspace;
+
+// Writes n weights that follow each other as floats. The scale is that of int8.
+inline void read_weights(Precision precision, const std::int8_t* w, int n, float scale, float* to) {
+    for (int i = 0; i < n; i++) {
+        if (precision == Precision::int8) {
+            to[i] = static_cast<float>(w[i]) * scale;
+            continue;
+        }
+        std::uint32_t bits = 0;
+        std::memcpy(&bits, w + 2 * i, 2);
+        bits <<= 16;  // to fp32
+        std::memcpy(to + i, &bits, 4);
+    }
+}
 
 // A matrix in the memory layout of the kernels.
 class PackedMatrix {
    public:
-    PackedMatrix(int n, int k, const std::int8_t* w, const float* scale, const float* bias) : n_(n) {
-        m_.n = round_up(n, lanes);
-        m_.k = k;
-        m_.w = w_.reserve(static_cast<std::size_t>(m_.n) * k);
-        m_.scale = scale_.reserve(m_.n);
-        m_.bias = bias_.reserve(m_.n);
-        m_.sums = sums_.reserve(m_.n);
+    // w is (n, k), int8 with a scale per output, or bf16 numbers without scales.
+    PackedMatrix(Precision precision, int n, int k, const std::int8_t* w, const float* scale, const float* bias) : n_(n) {
+        m_.n = round_up(n, lanes), m_.k = k, m_.precision = precision;
+        m_.w = w_.reserve(weight_bytes());
         std::int8_t* to = m_.w;
+        const std::size_t bytes = m_.row_bytes(), group = group_bytes();
         for (int column = 0; column < m_.n; column += tile_columns) {
             const int width = std::min(tile_columns, m_.n - column);
-            for (int i = 0; i < k; i += Isa::group)
-                for (int c = column; c < column + width; c++, to += Isa::group) {
+            for (std::size_t i = 0; i < bytes; i += group)
+                for (int c = column; c < column + width; c++, to += group) {
                     if (c < n)
-                        std::memcpy(to, w + static_cast<std::size_t>(c) * k + i, Isa::group);
+                        std::memcpy(to, w + c * bytes + i, group);
                     else
-                        std::memset(to, 0, Isa::group);
+                        std::memset(to, 0, group);
                 }
         }
+        m_.bias = bias_.reserve(m_.n);
+        for (int c = 0; c < m_.n; c++) m_.bias[c] = c < n ? bias[c] : 0;
+        if (precision == Precision::bf16) return;
+        m_.scale = scale_.reserve(m_.n);
+        m_.sums = sums_.reserve(m_.n);
         for (int c = 0; c < m_.n; c++) {
             long sum = 0;
             for (int i = 0; c < n && i < k; i++) sum += w[static_cast<std::size_t>(c) * k + i];
             m_.scale[c] = c < n ? scale[c] : 0;
-            m_.bias[c] = c < n ? bias[c] : 0;
             m_.sums[c] = m_.scale[c] * static_cast<float>(sum);
         }
     }
@@ -124,12 +141,13 @@ class PackedMatrix {
     int rows() const { return n_; }
     // Writes the first `width` numbers of a row of the matrix.
     void look_up(int row, int width, float* to) const {
-        const int column = row / tile_columns * tile_columns, panel = std::min(tile_columns, m_.n - column);
-        const std::int8_t* w = m_.w + static_cast<std::size_t>(column) * m_.k + static_cast<std::size_t>(row - column) * Isa::group;
-        for (int i = 0; i < width; i++)
-            to[i] = static_cast<float>(w[static_cast<std::size_t>(i / Isa::group) * panel * Isa::group + i % Isa::group]) * m_.scale[row];
+        const int column = row / tile_columns * tile_columns, panel = std::min(tile_columns, m_.n - column), group = group_bytes();
+        const std::int8_t* w = m_.w + static_cast<std::size_t>(column) * m_.row_bytes() + static_cast<std::size_t>(row - column) * group;
+        const int inputs = group / bytes_of(m_.precision);
+        for (int i = 0; i < width; i += inputs, w += static_cast<std::size_t>(panel) * group)
+            read_weights(m_.precision, w, inputs, m_.scale ? m_.scale[row] : 1, to + i);
     }
-    std::size_t weight_bytes() const { return static_cast<std::size_t>(m_.n) * m_.k; }
+    std::size_t weight_bytes() const { return static_cast<std::size_t>(m_.n) * m_.row_bytes(); }
     // Moves the weights to other memory, which must have `weight_bytes` bytes.
     void move_weights(std::int8_t* to) {
         std::memcpy(to, m_.w, weight_bytes());
@@ -139,6 +157,9 @@ class PackedMatrix {
     std::size_t bytes() const { return w_.bytes() + scale_.bytes() + bias_.bytes() + sums_.bytes(); }
 
    private:
+    // Of the inputs of an output that lie next to each other.
+    int group_bytes() const { return m_.precision == Precision::bf16 ? 4 : Isa::group; }
+
     int n_;
     Matrix m_;
     Buffer<std::int8_t> w_;

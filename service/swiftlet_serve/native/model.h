@@ -1,7 +1,8 @@
 // A network: its program and the parameters of its steps. `call.h` runs it.
 //
-// A batch is ragged: the T tokens of all sequences end to end, without padding. Weights are int8 with one scale per output.
-// Activations are quantised with one scale per token in front of each product. Residuals, softmax and norms are fp32.
+// A batch is ragged: the T tokens of all sequences end to end, without padding. In int8, weights have one scale per output, and
+// activations are quantised with one scale per token in front of each product. In bf16, `bf16_product.h` says what is rounded.
+// Residuals, softmax and norms are fp32.
 
 #pragma once
 
@@ -34,14 +35,23 @@ struct Batch {
 class Model {
    public:
     // Throws Misshapen, as the functions below do.
-    Model(const std::int32_t* numbers, std::int64_t size) : program_(numbers, size) {}
+    Model(int precision, const std::int32_t* numbers, std::int64_t size)
+        : precision_(static_cast<Precision>(precision)), program_(numbers, size) {
+        require(precision == static_cast<int>(Precision::int8) || precision == static_cast<int>(Precision::bf16));
+    }
 
-    // Parameters have numbers: the products, and the vectors, each in the order of their addition.
+    // Parameters have numbers: the products, and the vectors, each in the order of their addition. w is (n, k) in the precision
+    // of the model. In bf16, there is no scale.
     void add_product(int n, int k, const std::int8_t* w, const float* scale, const float* bias) {
-        require(n >= 1 && n <= max_size && k >= 1 && k <= max_inputs && k % multiple == 0);
-        // A weight of -128 could make a sum overflow.
-        require(!std::memchr(w, -128 & 255, static_cast<std::size_t>(n) * k));
-        products_.emplace_back(n, k, w, scale, bias);
+        require(n >= 1 && n <= max_size && k >= 1 && k % multiple == 0);
+        if (precision_ == Precision::bf16) {
+            require(k <= max_inputs_bf16);
+        } else {
+            require(k <= max_inputs);
+            // A weight of -128 could make a sum overflow.
+            require(!std::memchr(w, -128 & 255, static_cast<std::size_t>(n) * k));
+        }
+        products_.emplace_back(precision_, n, k, w, scale, bias);
     }
     void add_vector(std::size_t n, const float* x) {
         require(n >= 1 && n <= max_numbers);
@@ -51,8 +61,9 @@ class Model {
     void add_words(int n, int k, const std::int8_t* w, const float* scale) {
         require(n >= 1 && n <= max_size && k >= 1 && k <= max_size);
         vocabulary_ = n, word_width_ = k, shared_words_ = none;
-        std::memcpy(words_.reserve(static_cast<std::size_t>(n) * k), w, static_cast<std::size_t>(n) * k);
-        std::memcpy(word_scale_.reserve(n), scale, n * sizeof(float));
+        const std::size_t bytes = static_cast<std::size_t>(n) * k * bytes_of(precision_);
+        std::memcpy(words_.reserve(bytes), w, bytes);
+        if (precision_ == Precision::int8) std::memcpy(word_scale_.reserve(n), scale, n * sizeof(float));
     }
     // Takes the words from a product whose matrix begins with their columns.
     void share_words(int product, int width) {
@@ -70,6 +81,7 @@ class Model {
     }
 
     bool ready() const { return ready_; }
+    Precision precision() const { return precision_; }
     const Program& program() const { return program_; }
     int outputs() const { return program_.width(program_.result); }
     int vocabulary() const { return vocabulary_; }
@@ -95,9 +107,8 @@ class Model {
         } else if (shared_words_ != none) {
             products_[shared_words_].look_up(static_cast<int>(id), word_width_, to);
         } else {
-            const std::int8_t* w = words_.get() + id * word_width_;
-            const float scale = word_scale_.get()[id];
-            for (int d = 0; d < word_width_; d++) to[d] = static_cast<float>(w[d]) * scale;
+            const std::int8_t* w = words_.get() + id * word_width_ * bytes_of(precision_);
+            read_weights(precision_, w, word_width_, precision_ == Precision::int8 ? word_scale_.get()[id] : 1, to);
         }
     }
 
@@ -176,6 +187,7 @@ class Model {
         }
     }
 
+    Precision precision_;
     Program program_;
     std::vector<PackedMatrix> products_;
     std::vector<Buffer<float>> vectors_, padded_;  // `padded_` has the position biases

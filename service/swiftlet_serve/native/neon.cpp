@@ -21,9 +21,7 @@ struct Isa : Neon, NoTiles {
     }
     static int8x16_t load_weights(const std::int8_t* p) { return vld1q_s8(p); }
     static Accumulators dot(Accumulators sum, int8x16_t activations, int8x16_t weights) {
-        sum = vdotq_s32(sum, activations, weights);
-        asm volatile("" : "+w"(sum));  // keeps the order of a tile's products: otherwise gcc 12 runs out of registers
-        return sum;
+        return in_order(vdotq_s32(sum, activations, weights));
     }
 };
 

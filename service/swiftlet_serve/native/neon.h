@@ -25,6 +25,12 @@ struct Neon {
     using Accumulators = int32x4_t;
     using Quantised = std::int8_t;
 
+    // Keeps the order of a tile's products: otherwise gcc 12 runs out of registers.
+    template <class Vector>
+    static Vector in_order(Vector sum) {
+        asm volatile("" : "+w"(sum));
+        return sum;
+    }
     static Floats zero() { return vdupq_n_f32(0.0f); }
     static Floats broadcast(float x) { return vdupq_n_f32(x); }
     static Floats load(const float* p) { return vld1q_f32(p); }
@@ -47,6 +53,12 @@ struct Neon {
     }
     static Floats interleave_low(Floats a, Floats b) { return vzip1q_f32(a, b); }
     static Floats interleave_high(Floats a, Floats b) { return vzip2q_f32(a, b); }
+    // the lower (0) or the upper (1) bf16 number of each lane
+    template <int which>
+    static Floats half(Floats pairs) {
+        const uint32x4_t bits = vreinterpretq_u32_f32(pairs);
+        return vreinterpretq_f32_u32(which ? vandq_u32(bits, vdupq_n_u32(0xffff0000)) : vshlq_n_u32(bits, 16));
+    }
     static float sum_lanes(Floats x) {  // adds halves, like the other instruction sets; vaddvq_f32 adds neighbours
         float32x2_t s = vadd_f32(vget_low_f32(x), vget_high_f32(x));
         return vget_lane_f32(s, 0) + vget_lane_f32(s, 1);

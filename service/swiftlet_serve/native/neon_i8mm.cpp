@@ -25,9 +25,7 @@ struct Isa : Neon, NoTiles {
 
     // Adds the products of two rows and two outputs.
     static Accumulators dot(Accumulators sum, int8x16_t activations, int8x16_t weights) {
-        sum = vmmlaq_s32(sum, activations, weights);
-        asm volatile("" : "+w"(sum));  // keeps the order of a tile's products: otherwise gcc 12 runs out of registers
-        return sum;
+        return in_order(vmmlaq_s32(sum, activations, weights));
     }
 
     // The sums of a tile: R rows times C vectors of outputs. A register holds two rows times two outputs.

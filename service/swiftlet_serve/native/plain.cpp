@@ -60,6 +60,10 @@ struct Isa : Tiles {
         for (int i = 0; i < lanes; i++) r.x[i] = op(i);
         return r;
     }
+    template <class Vector>
+    static Vector in_order(Vector sum) {
+        return sum;
+    }
     static Floats zero() { return broadcast(0.0f); }
     static Floats broadcast(float x) {
         return each([=](int) { return x; });
@@ -104,13 +108,17 @@ struct Isa : Tiles {
     static Floats interleave_high(Floats a, Floats b) {
         return each([&](int i) { return (i % 2 ? b : a).x[(lanes + i) / 2]; });
     }
-    // Returns the lower (shift 16) or the upper (shift 0) number of a pair.
-    static float half(float x, int shift) {
-        std::uint32_t bits;
-        std::memcpy(&bits, &x, 4);
-        bits = bits << shift & 0xffff0000;
-        std::memcpy(&x, &bits, 4);
-        return x;
+    // Returns the lower (0) or the upper (1) number of each pair.
+    template <int which>
+    static Floats half(Floats pairs) {
+        return each([&](int i) {
+            std::uint32_t bits;
+            std::memcpy(&bits, &pairs.x[i], 4);
+            bits = which ? bits & 0xffff0000 : bits << 16;
+            float x;
+            std::memcpy(&x, &bits, 4);
+            return x;
+        });
     }
     static Floats pair(Floats a, Floats b) {
         return each([&](int i) {
@@ -125,10 +133,7 @@ struct Isa : Tiles {
         });
     }
     static Floats fma_pairs(Floats a, Floats b, Floats c) {
-        return each([&](int i) {
-            const float high = std::fma(half(a.x[i], 0), half(b.x[i], 0), c.x[i]);
-            return std::fma(half(a.x[i], 16), half(b.x[i], 16), high);
-        });
+        return fma(half<0>(a), half<0>(b), fma(half<1>(a), half<1>(b), c));
     }
     static Floats pair_neighbours(Floats a, Floats b) {
         Floats even, odd;

@@ -1,30 +1,32 @@
-// Matrix products in int8.
+// Matrix products: the parts that all precisions share, and products in int8.
 
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 
 #include "vector.h"
 
 namespace {
 
-// Rows of quantised activations: x is about (q - zero_point) * scale. The number 0 is represented exactly.
-struct QuantisedRows {
-    Quantised* q;   // (rows, k)
-    float* scale;   // (rows,)
-    float* offset;  // (rows,): scale * zero_point
-};
+// What a model's matrices hold: int8 with one scale per output, or bf16.
+enum class Precision : int { int8, bf16 };
 
-// A matrix (n, k) in int8 with one quantisation scale per output. n is a multiple of lanes, k of 16.
+inline int bytes_of(Precision precision) { return precision == Precision::bf16 ? 2 : 1; }
+
+// A matrix (n, k). n is a multiple of lanes, k of 16.
 //
 // w holds panels of `tile_columns` outputs; the last one may be narrower. Within a panel, each group of inputs holds the
-// weights of all outputs, in the order that the dot products read.
+// weights of all outputs, in the order that the products read.
 struct Matrix {
     int n = 0, k = 0;
+    Precision precision = Precision::int8;
     std::int8_t* w = nullptr;
-    float* scale = nullptr;
     float* bias = nullptr;
-    float* sums = nullptr;  // scale * the sum of an output's weights: the error per unit of `offset`
+    float* scale = nullptr;  // of int8
+    float* sums = nullptr;   // of int8: scale * the sum of an output's weights, the error per unit of `offset`
+
+    int row_bytes() const { return k * bytes_of(precision); }
 };
 
 // The smallest and the largest numbers of rows, lane by lane: (rows, lanes). 0 always lies between them.
@@ -49,6 +51,16 @@ struct Epilogue {
         if (ranges) part = ranges->from(row), own.ranges = &part;
         return own;
     }
+};
+
+// Rows of quantised activations: x is about (q - zero_point) * scale. The number 0 is represented exactly.
+struct QuantisedRows {
+    Quantised* q;   // (rows, k)
+    float* scale;   // (rows,)
+    float* offset;  // (rows,): scale * zero_point
+
+    QuantisedRows from(std::size_t row, int k) const { return {q + row * k, scale + row, offset + row}; }
+    const void* bytes() const { return q; }
 };
 
 // The most inputs whose products are certain to fit a 32-bit sum, for weights from -127 to 127. An activation may be rounded
@@ -78,8 +90,8 @@ ALWAYS_INLINE float quantise_row(const float* x, int k, float factor, float shif
     return Isa::sum_lanes(not_finite);
 }
 
-// Quantises rows. If a number is not finite, the row's scale is NaN, and so is every product with the row. First the ranges of several rows, unless they are known, then their values: the CPU computes several
-// ranges at a time.
+// Quantises rows. If a number is not finite, the row's scale is NaN, and so is every product with the row. First the ranges of
+// several rows, unless they are known, then their values: the CPU computes several ranges at a time.
 inline void quantise(const float* x, int stride, int rows, int k, const QuantisedRows& to, const Ranges* known = nullptr) {
     constexpr int group_rows = 8;
     for (int first = 0; first < rows; first += group_rows) {
@@ -124,49 +136,91 @@ inline Floats floor_of(Activation activation) {
     return Isa::broadcast(activation == Activation::relu ? 0.0f : -std::numeric_limits<float>::infinity());
 }
 
-// One tile: R rows times C vectors of outputs, from `column` on. w is the panel's weights.
-template <int R, int C, class A = Isa>
-__attribute__((noinline)) void multiply_tile(const QuantisedRows& x, int k, const Matrix& m, const std::int8_t* w,
-                                             int column, float* out, int stride, const Epilogue& epilogue) {
-    Accumulators sum[R][C];
-    const Quantised* q = x.q;
-    constexpr int group = Isa::group;
-    // Bytes to prefetch ahead, into the first-level and the second-level cache: a short batch reads each weight once,
-    // from memory.
+// Fetches the weights that follow some bytes, into the first-level and the second-level cache: a short batch reads each
+// weight once, from memory.
+template <int bytes>
+ALWAYS_INLINE void prefetch_weights(const std::int8_t* w) {
     constexpr int near = 2048, far = 32768, line_bytes = 64;
-    if constexpr (A::rows_at_once > 1) {  // the set multiplies several rows by an instruction, and adds up for itself
-        typename A::template Sums<R, C> sums;
-        for (int i = 0; i < k; i += group, w += group * C * lanes) {
-            sums.add(q + i, k, w);
-            for (int line = 0; line < group * C * lanes; line += line_bytes) {
-                __builtin_prefetch(w + near + line);
-                __builtin_prefetch(w + far + line, 0, 2);
+    for (int line = 0; line < bytes; line += line_bytes) {
+        __builtin_prefetch(w + near + line);
+        __builtin_prefetch(w + far + line, 0, 2);
+    }
+}
+
+// Products in int8. Sums are exact, so that their order is free.
+template <class A = Isa>
+struct Int8Product {
+    using Rows = QuantisedRows;
+    using Sums = Accumulators;  // a vector of sums
+    using Sum = std::int32_t;
+
+    // What a vector of outputs needs in every row, and what a row needs in every output.
+    struct Columns {
+        Floats scale, bias, sums;
+    };
+    struct Row {
+        Floats minus, by;
+    };
+    static Columns columns(const Matrix& m, int n) { return {Isa::load(m.scale + n), Isa::load(m.bias + n), Isa::load(m.sums + n)}; }
+    static Row row(const Rows& x, int r) { return {Isa::broadcast(-x.offset[r]), Isa::broadcast(x.scale[r])}; }
+    static Floats finish(Sums sum, const Columns& columns, const Row& row) {
+        const Floats v = Isa::fma(row.minus, columns.sums, columns.bias);
+        return Isa::fma(Isa::to_floats(sum), Isa::mul(columns.scale, row.by), v);
+    }
+
+    template <int R, int C>
+    static ALWAYS_INLINE void multiply(const Rows& x, int k, const std::int8_t* w, Sums (&sum)[R][C]) {
+        const Quantised* q = x.q;
+        constexpr int group = Isa::group;
+        if constexpr (A::rows_at_once > 1) {  // the set multiplies several rows by an instruction, and adds up for itself
+            typename A::template Sums<R, C> sums;
+            for (int i = 0; i < k; i += group, w += group * C * lanes) {
+                sums.add(q + i, k, w);
+                prefetch_weights<group * C * lanes>(w);
+            }
+            unroll<R>([&](auto r) { unroll<C>([&](auto c) { sum[r][c] = sums.get(r, c); }); });
+        } else {
+            unroll<R>([&](auto r) { unroll<C>([&](auto c) { sum[r][c] = A::zero_accumulators(); }); });
+            for (int i = 0; i < k; i += group, w += group * C * lanes) {
+                decltype(A::load_weights(w)) weights[C];
+                unroll<C>([&](auto c) { weights[c] = A::load_weights(w + group * c * lanes); });
+                prefetch_weights<group * C * lanes>(w);
+                unroll<R>([&](auto r) {
+                    auto activations = A::broadcast_group(q + static_cast<std::size_t>(r) * k + i);
+                    unroll<C>([&](auto c) { sum[r][c] = A::dot(sum[r][c], activations, weights[c]); });
+                });
             }
         }
-        unroll<R>([&](auto r) { unroll<C>([&](auto c) { sum[r][c] = sums.get(r, c); }); });
-    } else {
-        unroll<R>([&](auto r) { unroll<C>([&](auto c) { sum[r][c] = A::zero_accumulators(); }); });
-        for (int i = 0; i < k; i += group, w += group * C * lanes) {
-            decltype(A::load_weights(w)) weights[C];
-            unroll<C>([&](auto c) {
-                weights[c] = A::load_weights(w + group * c * lanes);
-                __builtin_prefetch(w + near + group * c * lanes);
-                __builtin_prefetch(w + far + group * c * lanes, 0, 2);
-            });
-            unroll<R>([&](auto r) {
-                auto activations = A::broadcast_group(q + static_cast<std::size_t>(r) * k + i);
-                unroll<C>([&](auto c) { sum[r][c] = A::dot(sum[r][c], activations, weights[c]); });
-            });
-        }
     }
+
+    template <int sum, int a, int b>
+    static ALWAYS_INLINE void tile_dot() {
+        A::template tile_dot<sum, a, b>();
+    }
+    static Sums load_sums(const Sum* sums) { return A::load_sums(sums); }
+
+    // Whether the sums of tiles equal those of vectors: of row r and as many outputs as a vector has, whose weights w has.
+    static bool sums_right(const Rows& x, int r, int k, const std::int8_t* w, const Sum* sums) {
+        Accumulators expected = A::zero_accumulators();
+        const Quantised* q = x.q + static_cast<std::size_t>(r) * k;
+        for (int i = 0; i < k; i += A::group) expected = A::dot(expected, A::broadcast_group(q + i), A::load_weights(w + i * lanes));
+        return !std::memcmp(&expected, sums, sizeof expected);
+    }
+};
+
+// One tile: R rows times C vectors of outputs, from `column` on. w is the panel's weights. P is the kind of product.
+template <int R, int C, class P>
+__attribute__((noinline)) void multiply_tile(const typename P::Rows& x, const Matrix& m, const std::int8_t* w, int column,
+                                             float* out, int stride, const Epilogue& epilogue) {
+    typename P::Sums sum[R][C];
+    P::template multiply<R, C>(x, m.k, w, sum);
     const Floats floor = floor_of(epilogue.activation);
     unroll<C>([&](auto c) {
         const int n = column + c * lanes;
-        const Floats scale = Isa::load(m.scale + n), bias = Isa::load(m.bias + n), sums = Isa::load(m.sums + n);
+        const typename P::Columns columns = P::columns(m, n);
         const Floats gain = epilogue.gain ? Isa::load(epilogue.gain + n) : Isa::broadcast(1.0f);
         unroll<R>([&](auto r) {
-            Floats v = Isa::fma(Isa::broadcast(-x.offset[r]), sums, bias);
-            v = Isa::fma(Isa::to_floats(sum[r][c]), Isa::mul(scale, Isa::broadcast(x.scale[r])), v);
+            Floats v = P::finish(sum[r][c], columns, P::row(x, r));
             if (epilogue.residual) v = Isa::fma(Isa::load(epilogue.residual + static_cast<std::size_t>(r) * epilogue.residual_stride + n), gain, v);
             Isa::store(out + static_cast<std::size_t>(r) * stride + n, Isa::max(floor, v));  // of NaN, the second is returned
         });
@@ -179,18 +233,19 @@ __attribute__((noinline)) void multiply_tile(const QuantisedRows& x, int k, cons
 }
 
 // Multiplies rows of x with m, into out (rows, stride). A panel of weights stays in the first-level cache for all rows.
-inline void multiply_on_vectors(const QuantisedRows& x, int rows, const Matrix& m, float* out, int stride, const Epilogue& epilogue) {
+template <class P>
+void multiply_on_vectors(const typename P::Rows& x, int rows, const Matrix& m, float* out, int stride, const Epilogue& epilogue) {
     for (int column = 0; column < m.n; column += tile_columns) {
-        const std::int8_t* w = m.w + static_cast<std::size_t>(column) * m.k;
+        const std::int8_t* w = m.w + static_cast<std::size_t>(column) * m.row_bytes();
         const int vectors = (m.n - column < tile_columns ? m.n - column : tile_columns) / lanes;
         for (int row = 0; row < rows; row += Isa::tile_rows) {
             const std::size_t first = row;
-            const QuantisedRows part{x.q + first * m.k, x.scale + first, x.offset + first};
+            const typename P::Rows part = x.from(first, m.k);
             Ranges ranges;
             const Epilogue own = epilogue.from(first, ranges);
             with_constant<Isa::tile_rows>(rows - row, [&](auto r) {
                 with_constant<Isa::tile_vectors>(vectors, [&](auto c) {
-                    multiply_tile<r, c>(part, m.k, m, w, column, out + first * stride, stride, own);
+                    multiply_tile<r, c, P>(part, m, w, column, out + first * stride, stride, own);
                 });
             });
         }

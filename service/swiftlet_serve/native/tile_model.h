@@ -39,7 +39,7 @@ struct TileRegisters {
 #ifdef SWIFTLET_TILE_FAULT
         static thread_local int stored = 0;
         if (++stored % SWIFTLET_TILE_FAULT == 0)
-            for (auto& row : tile(t).bytes) row[0] ^= 1;
+            for (auto& row : tile(t).bytes) row[3] ^= 1;  // a large change of an integer, and of a float
 #endif
         for (int row = 0; row < 16; row++) std::memcpy(static_cast<char*>(p) + row * stride, tile(t).bytes[row], 64);
     }

@@ -1,5 +1,5 @@
-// Matrix products in int8 on tiles: 16 rows of 64 bytes. Sums are exact, and the epilogue does the same operations in the
-// same order as product.h, so results equal those of AVX-512 to the bit.
+// Matrix products on tiles: 16 rows of 64 bytes. In int8, sums are exact, and the epilogue does the same operations in the
+// same order as product.h, so results equal those of AVX-512 to the bit. In bf16, tiles add in another order.
 
 #pragma once
 
@@ -8,12 +8,12 @@
 #include <atomic>
 #include <cstring>
 
-#include "product.h"
+#include "bf16_product.h"
 
 namespace {
 
 constexpr int tile_side = 16;              // rows of a tile, and outputs of a tile
-constexpr int tile_inputs = 64;            // inputs that a product of two tiles multiplies
+constexpr int tile_bytes = 64;             // of a tile's row: inputs that a product of two tiles multiplies
 constexpr int block_columns = 4 * lanes;   // outputs that an epilogue finishes at a time
 
 // Virtual machines exist that lose the tiles of a thread which they interrupt. Therefore some sums are computed again on
@@ -38,16 +38,6 @@ struct TileCall {
     Isa::InUse in_use;
 };
 
-// Compares the sums of a row with those of vectors. w is a tile's weights. Throws WrongSum.
-template <class A = Isa>
-void check_sums(const Quantised* q, int k, const std::int8_t* w, const std::int32_t* sums) {
-    Accumulators expected = A::zero_accumulators();
-    for (int i = 0; i < k; i += A::group) expected = A::dot(expected, A::broadcast_group(q + i), A::load_weights(w + i * tile_side));
-    if (!std::memcmp(&expected, sums, sizeof expected)) return;
-    distrust_tiles();
-    throw WrongSum();
-}
-
 // Fetches the weights of the next panel into the second-level cache while a panel is multiplied, in even portions.
 struct NextPanel {
     const std::int8_t *next, *end;
@@ -57,25 +47,26 @@ struct NextPanel {
     }
 };
 
-// R times C tiles of sums (at most 2 times 2): rows of q times columns of w, both of k inputs.
-template <int R, int C, class A = Isa>
-ALWAYS_INLINE void multiply_tiles(const Quantised* q, int k, const std::int8_t* w, std::int32_t* sums, NextPanel& ahead, int lines) {
-    const std::int8_t* w1 = w + static_cast<std::size_t>(k) * tile_side;
+// R times C tiles of sums (at most 2 times 2): rows of x times columns of w, both with `bytes` bytes of inputs.
+template <int R, int C, class P, class A>
+ALWAYS_INLINE void multiply_tiles(const void* x, int bytes, const std::int8_t* w, typename P::Sum* sums, NextPanel& ahead, int lines) {
+    const char* left = static_cast<const char*>(x);
+    const std::int8_t* w1 = w + static_cast<std::size_t>(bytes) * tile_side;
     A::template tile_zero<0>();
     if constexpr (C > 1) A::template tile_zero<1>();
     if constexpr (R > 1) A::template tile_zero<2>();
     if constexpr (R > 1 && C > 1) A::template tile_zero<3>();
-    for (int i = 0; i < k; i += tile_inputs) {
-        A::template tile_stream<6>(w + i * tile_side, tile_inputs);
-        if constexpr (C > 1) A::template tile_stream<7>(w1 + i * tile_side, tile_inputs);
-        A::template tile_load<4>(q + i, k);
+    for (int i = 0; i < bytes; i += tile_bytes) {
+        A::template tile_stream<6>(w + i * tile_side, tile_bytes);
+        if constexpr (C > 1) A::template tile_stream<7>(w1 + i * tile_side, tile_bytes);
+        A::template tile_load<4>(left + i, bytes);
         ahead.fetch(lines);
-        A::template tile_dot<0, 4, 6>();
-        if constexpr (C > 1) A::template tile_dot<1, 4, 7>();
+        P::template tile_dot<0, 4, 6>();
+        if constexpr (C > 1) P::template tile_dot<1, 4, 7>();
         if constexpr (R > 1) {
-            A::template tile_load<5>(q + static_cast<std::size_t>(tile_side) * k + i, k);
-            A::template tile_dot<2, 5, 6>();
-            if constexpr (C > 1) A::template tile_dot<3, 5, 7>();
+            A::template tile_load<5>(left + static_cast<std::size_t>(tile_side) * bytes + i, bytes);
+            P::template tile_dot<2, 5, 6>();
+            if constexpr (C > 1) P::template tile_dot<3, 5, 7>();
         }
     }
     constexpr int stride = block_columns * 4;
@@ -86,25 +77,25 @@ ALWAYS_INLINE void multiply_tiles(const Quantised* q, int k, const std::int8_t* 
 }
 
 // Rows of C vectors of sums become rows of out, from `column` on. After ReLU no number is below 0.
-template <int C, bool relu, bool residual, class A = Isa>
-void finish_rows(const std::int32_t* sums, int rows, NextPanel& ahead, int lines, const QuantisedRows& x, const Matrix& m,
+template <int C, bool relu, bool residual, class P>
+void finish_rows(const typename P::Sum* sums, int rows, NextPanel& ahead, int lines, const typename P::Rows& x, const Matrix& m,
                  int column, float* out, int stride, const Epilogue& epilogue) {
-    Floats scale[C], bias[C], total[C], gain[C];
+    typename P::Columns columns[C];
+    Floats gain[C];
     unroll<C>([&](auto c) {
         const int n = column + c * lanes;
-        scale[c] = Isa::load(m.scale + n), bias[c] = Isa::load(m.bias + n), total[c] = Isa::load(m.sums + n);
+        columns[c] = P::columns(m, n);
         gain[c] = residual && epilogue.gain ? Isa::load(epilogue.gain + n) : Isa::broadcast(1.0f);
     });
     const bool activated = epilogue.activation > Activation::relu, ranged = epilogue.ranges && !activated;
     for (int r = 0; r < rows; r++) {
-        const Floats minus = Isa::broadcast(-x.offset[r]), by = Isa::broadcast(x.scale[r]);
+        const typename P::Row row = P::row(x, r);
         const float* from = residual ? epilogue.residual + static_cast<std::size_t>(r) * epilogue.residual_stride + column : nullptr;
         float* to = out + static_cast<std::size_t>(r) * stride + column;
         ahead.fetch(lines);
         Floats v[C];
         unroll<C>([&](auto c) {
-            v[c] = Isa::fma(minus, total[c], bias[c]);
-            v[c] = Isa::fma(A::to_floats(A::load_sums(sums + r * block_columns + c * lanes)), Isa::mul(scale[c], by), v[c]);
+            v[c] = P::finish(P::load_sums(sums + r * block_columns + c * lanes), columns[c], row);
             if constexpr (residual) v[c] = Isa::fma(Isa::load(from + c * lanes), gain[c], v[c]);
             if constexpr (relu) v[c] = Isa::max(Isa::zero(), v[c]);  // of NaN, the second is returned
             Isa::store(to + c * lanes, v[c]);
@@ -127,48 +118,52 @@ void finish_rows(const std::int32_t* sums, int rows, NextPanel& ahead, int lines
         }
 }
 
-// Multiplies rows of x with m, into out (rows, stride). m.k is a multiple of `tile_inputs`, and x has memory for a multiple
-// of two tiles' rows. Throws WrongSum.
-template <class A = Isa>
-void multiply_on_tiles(const QuantisedRows& x, int rows, const Matrix& m, float* out, int stride, const Epilogue& epilogue) {
-    alignas(64) static thread_local std::int32_t sums[2 * tile_side * block_columns];
+// Multiplies rows of x with m, into out (rows, stride). A row of m is a multiple of `tile_bytes`, and x has memory for a
+// multiple of two tiles' rows. Throws WrongSum.
+template <class P, class A>
+void multiply_on_tiles(const typename P::Rows& x, int rows, const Matrix& m, float* out, int stride, const Epilogue& epilogue) {
+    alignas(64) static thread_local typename P::Sum sums[2 * tile_side * block_columns];
     static thread_local unsigned products = 0;
     const bool checked = ++products % checked_products == 0;
+    const int bytes = m.row_bytes();
     for (int column = 0; column < m.n; column += block_columns) {
         const int width = m.n - column < block_columns ? m.n - column : block_columns;
-        const std::int8_t* panel = m.w + static_cast<std::size_t>(column) * m.k;
-        NextPanel ahead{panel + width * m.k, panel + 2 * width * m.k};
+        const std::int8_t* panel = m.w + static_cast<std::size_t>(column) * bytes;
+        NextPanel ahead{panel + width * bytes, panel + 2 * width * bytes};
         const int blocks = (rows + 2 * tile_side - 1) / (2 * tile_side);
         // Few rows wait for memory all the time, and the CPU's own prefetching serves them better.
-        const int lines = rows > tile_side ? width * m.k / (64 * blocks) : 0;
-        const int steps = m.k / tile_inputs * ((width + 2 * tile_side - 1) / (2 * tile_side));
+        const int lines = rows > tile_side ? width * bytes / (64 * blocks) : 0;
+        const int steps = bytes / tile_bytes * ((width + 2 * tile_side - 1) / (2 * tile_side));
         for (int row = 0; row < rows; row += 2 * tile_side) {
             const std::size_t first = row;
-            const QuantisedRows part{x.q + first * m.k, x.scale + first, x.offset + first};
+            const typename P::Rows part = x.from(first, m.k);
             Ranges ranges;
             const Epilogue own = epilogue.from(first, ranges);
             const int live = rows - row < 2 * tile_side ? rows - row : 2 * tile_side;
             const int per_step = (lines / 2 + steps - 1) / steps, per_row = (lines / 2 + live - 1) / live;
             for (int c = 0; c < width; c += 2 * tile_side) {
-                const std::int8_t* w = m.w + static_cast<std::size_t>(column + c) * m.k;
+                const std::int8_t* w = m.w + static_cast<std::size_t>(column + c) * bytes;
                 with_constant<2>(live > tile_side ? 2 : 1, [&](auto r) {
                     with_constant<2>(width - c > tile_side ? 2 : 1, [&](auto n) {
-                        multiply_tiles<r, n, A>(part.q, m.k, w, sums + c, ahead, per_step);
+                        multiply_tiles<r, n, P, A>(part.bytes(), bytes, w, sums + c, ahead, per_step);
                     });
                 });
             }
             if (checked && !column && !row) {
                 const int r = products / checked_products % live;
-                check_sums<A>(part.q + static_cast<std::size_t>(r) * m.k, m.k, m.w, sums + r * block_columns);
+                if (!P::sums_right(part, r, m.k, m.w, sums + r * block_columns)) {
+                    distrust_tiles();
+                    throw WrongSum();
+                }
             }
             with_constant<4>(width / lanes, [&](auto c) {
                 float* to = out + first * stride;
                 if (own.residual)
-                    finish_rows<c, false, true, A>(sums, live, ahead, per_row, part, m, column, to, stride, own);
+                    finish_rows<c, false, true, P>(sums, live, ahead, per_row, part, m, column, to, stride, own);
                 else if (own.activation == Activation::relu)
-                    finish_rows<c, true, false, A>(sums, live, ahead, per_row, part, m, column, to, stride, own);
+                    finish_rows<c, true, false, P>(sums, live, ahead, per_row, part, m, column, to, stride, own);
                 else
-                    finish_rows<c, false, false, A>(sums, live, ahead, per_row, part, m, column, to, stride, own);
+                    finish_rows<c, false, false, P>(sums, live, ahead, per_row, part, m, column, to, stride, own);
             });
         }
     }
@@ -184,7 +179,7 @@ std::int64_t multiply_tiles_at_peak(std::int64_t rounds) {
         A::template tile_dot<2, 5, 6>();
         A::template tile_dot<3, 5, 7>();
     }
-    return rounds * 4 * tile_side * tile_side * tile_inputs;
+    return rounds * 4 * tile_side * tile_side * tile_bytes;
 }
 
 // Multiplies the same tiles `rounds` times, and lets other threads run while tiles hold sums. Returns the number of wrong
@@ -203,9 +198,9 @@ int test_tiles(int rounds) {
     int wrong = 0;
     for (int round = 0; round < rounds; round++) {
         A::template tile_zero<0>();
-        for (int i = 0; i < k; i += tile_inputs) {
+        for (int i = 0; i < k; i += tile_bytes) {
             A::template tile_load<4>(q + i, k);
-            A::template tile_load<6>(w + i * tile_side, tile_inputs);
+            A::template tile_load<6>(w + i * tile_side, tile_bytes);
             if (i == k / 2) sched_yield();
             A::template tile_dot<0, 4, 6>();
         }

@@ -26,6 +26,14 @@ struct Vnni512 {
     using Accumulators = __m512i;
     using Quantised = std::uint8_t;
 
+    // Keeps the order of a tile's products: otherwise gcc 12 runs out of registers.
+    template <class Vector>
+    static Vector in_order(Vector sum) {
+#ifdef __AVX512F__  // not defined when the tests emulate the instructions
+        asm volatile("" : "+v"(sum));
+#endif
+        return sum;
+    }
     static Floats zero() { return _mm512_setzero_ps(); }
     static Floats broadcast(float x) { return _mm512_set1_ps(x); }
     static Floats load(const float* p) { return _mm512_loadu_ps(p); }
@@ -48,6 +56,12 @@ struct Vnni512 {
     }
     static Floats interleave_high(Floats a, Floats b) {
         return _mm512_permutex2var_ps(a, _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31), b);
+    }
+    // the lower (0) or the upper (1) bf16 number of each lane
+    template <int which>
+    static Floats half(Floats pairs) {
+        const __m512i bits = _mm512_castps_si512(pairs);
+        return _mm512_castsi512_ps(which ? _mm512_and_si512(bits, _mm512_set1_epi32(-65536)) : _mm512_slli_epi32(bits, 16));
     }
     static float sum_lanes(Floats x) { return _mm512_reduce_add_ps(x); }
     static float max_lane(Floats x) { return _mm512_reduce_max_ps(x); }
@@ -72,11 +86,7 @@ struct Vnni512 {
     }
     static Accumulators load_weights(const std::int8_t* p) { return _mm512_load_si512(p); }
     static Accumulators dot(Accumulators sum, Accumulators activations, Accumulators weights) {
-        sum = _mm512_dpbusd_epi32(sum, activations, weights);
-#ifdef __AVX512F__  // not defined when the tests emulate the instructions
-        asm volatile("" : "+v"(sum));  // keeps the order of a tile's products: otherwise gcc 12 runs out of registers
-#endif
-        return sum;
+        return in_order(_mm512_dpbusd_epi32(sum, activations, weights));
     }
     static Accumulators load_sums(const std::int32_t* p) { return _mm512_load_si512(p); }
     static Floats to_floats(Accumulators x) { return _mm512_cvtepi32_ps(x); }

@@ -20,9 +20,9 @@ from swiftlet_serve.inference.model_source import model_name
 from swiftlet_serve.offline.evaluate import Progress
 from swiftlet_serve.offline.release import Draft, Measure, release
 
-FP32: Final = "Leave out --strict, which writes it in fp32"
-DATA: Final = f"{FP32}, or let your own examples decide: --data FILE with some hundreds of them."
-MORE_DATA: Final = f"{FP32}, measure on more examples with --data, or allow a larger loss with --max-loss."
+OTHER: Final = "Leave out --strict, so that the next precision is tried"
+DATA: Final = f"{OTHER}, or let your own examples decide: --data FILE with some hundreds of them."
+MORE_DATA: Final = f"{OTHER}, measure on more examples with --data, or allow a larger loss with --max-loss."
 
 
 def import_checkpoint(

@@ -1,4 +1,4 @@
-"""The gate of int8: decides whether a quantised network is good enough to be released."""
+"""The gate of int8 and bf16: decides whether a rounded network is good enough to be released."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from swiftlet_serve.offline.fidelity import LEAST, Fidelity
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why int8 is refused, or what the data cannot tell. Each is a clause that follows "int8", or empty."""
+    """Why a precision is refused, or what the data cannot tell. Each is a clause that follows its name, or empty."""
 
     refusal: str = ""
     warning: str = ""

@@ -28,6 +28,7 @@ from swiftlet_models.artifact import (
     ArtifactError,
     File,
     Manifest,
+    Precision,
 )
 from swiftlet_models.folding import FoldingError, fold
 from swiftlet_models.graphs.ragged import in_fp32
@@ -65,10 +66,11 @@ Report = Callable[[str], None]
 GOLDEN_COLUMNS: Final = 512  # of an output; with the whole vocabulary the golden answers would take megabytes
 FP32_TOLERANCE: Final = 1e-3  # between engines, for logits around 10
 MAX_ROUNDING: Final = 0.05  # of a matrix, relative: in a block of 128, half a step is at most √128 / 254 of the block
-MAX_LOSS: Final = 0.5  # points that int8 may lose on a data file
+MAX_LOSS: Final = 0.5  # points that int8 or bf16 may lose on a data file
 SLACK: Final = 2.0  # tolerance as a multiple of the deviation on this machine: other CPUs round differently
 
 
+LADDER: Final[Sequence[Precision]] = ("int8", "bf16", "fp32")  # the smallest first
 DAMAGED: Final = "No artifact is written. Train or download the checkpoint again."
 
 
@@ -132,27 +134,28 @@ def release(
 ) -> Artifact:
     """Writes an artifact to `directory`. Replaces an artifact there, and nothing else.
 
-    The manifest decides between fp32 and int8. The engine that serves int8 on this machine decides whether it is good
-    enough (`int8_gate`): the native engine, or ONNX Runtime if that cannot run. The card records the scores of both.
-    Without a `measure`, the built-in texts decide. The artifact is also measured on the files in `also`, which decide
-    nothing.
+    The manifest has the precision to begin with. The engine that serves a rounded network on this machine decides
+    whether it is good enough (`int8_gate`): the native engine, or ONNX Runtime if that cannot run. The card records the
+    scores of both. Without a `measure`, the built-in texts decide. The artifact is also measured on the files in
+    `also`, which decide nothing.
 
     Args:
         weaknesses: known errors. The card records those that the model makes.
-        max_loss: points of the main score that int8 may lose.
+        max_loss: points of the main score that rounding may lose.
         keep_fp32: add the fp32 weights, for the torch engine.
-        strict: whether to write nothing if int8 is refused. False: fp32 then, and the card has the reason.
-        advice: what to do if int8 is refused, as a sentence.
+        strict: whether to write nothing if the precision is refused. False: the next of int8, bf16 and fp32, and the
+            card has the reason.
+        advice: what to do if int8 or bf16 is refused, as a sentence.
 
     Raises:
-        ReleaseError: int8 loses too much, or the network's weights or answers are not finite.
+        ReleaseError: rounding loses too much, or the network's weights or answers are not finite.
         SetupError: `directory` exists and is no artifact, the tokenizer does not fit the task, or `max_loss` is no
             number from 0.
     """
     if directory.exists() and not (directory / MANIFEST).is_file():
         raise SetupError(f"{directory} exists and is not an artifact. Remove it, or choose another directory.")
     if not max_loss >= 0:  # also true if it is NaN
-        raise SetupError(f"The loss of int8 that is allowed must be 0 points or more, not {max_loss}. Set --max-loss.")
+        raise SetupError(f"The loss that is allowed must be 0 points or more, not {max_loss}. Set --max-loss.")
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".release-", dir=directory.parent) as temporary:
         encodings = golden_encodings(draft.tokenizer, draft.manifest)
@@ -172,35 +175,25 @@ def release(
         if measure or also or draft.manifest.precision == "fp32":
             exact.write(draft, answers)
             fp32 = exact.record_scores()
-        if draft.manifest.precision == "int8":
-            report("quantising to int8")
-            stage = replace(exact, path=Path(temporary, "int8"), manifest=replace(exact.manifest, precision="int8"))
-            stage.write(draft, answers)
-            _check_rounding(stage.path / WEIGHTS, draft.weights)
-            stage.record_ranges()
-            try:
-                tolerance = stage.int8_tolerance()
-            except ArtifactError as error:
-                raise ReleaseError(f"The int8 network fails: {error} {advice}") from None
-            stage = replace(stage, manifest=replace(stage.manifest, tolerance=tolerance))
-            int8 = stage.record_scores()
-            if fp32 is not None and int8 is not None:
-                stage.card["int8"] = _compare(fp32, int8)
-            else:
-                stage.card["int8"] = "compared with fp32 on the golden inputs only"
-            served = stage.record_native(fp32) or int8
-            kept = stage.record_fidelity(encodings, exact_rows)
-            verdict = judge(fp32, served, kept, max_loss)
-            if verdict.refusal and strict:
-                raise ReleaseError(f"int8 {verdict.refusal}, so the artifact is not written. {advice}")
-            if verdict.refusal:
-                report(f"int8 {verdict.refusal}, so the weights stay in fp32")
-                stage = replace(exact, card=stage.card | {"precision": f"fp32, because int8 {verdict.refusal}"})
+        for precision in LADDER[LADDER.index(draft.manifest.precision) :]:
+            if precision == "fp32":
+                stage = exact
                 if not stage.path.exists():
                     stage.write(draft, answers)
-                stage.record_latency(stage.host("onnx_cpu"))
-            if verdict.warning:
-                report(f"warning: int8 {verdict.warning}")
+                    stage.record_scores()
+                break
+            report(f"rounding to {precision}")
+            manifest = replace(exact.manifest, precision=precision)
+            stage, refusal = replace(exact, path=Path(temporary, precision), manifest=manifest).round(
+                draft, encodings, exact_rows, answers, fp32, max_loss
+            )
+            if not refusal:
+                break
+            if strict:
+                raise ReleaseError(f"{precision} {refusal}, so the artifact is not written. {advice}")
+            report(f"{precision} {refusal}")
+            stage.refuse(f"{precision} {refusal}")
+        if stage is not exact:
             for data in also:
                 result = exact.evaluate(exact.load(), Measure(data))
                 stage.record_also(data, {"fp32": summary(result)["scores"]})
@@ -235,12 +228,14 @@ def golden(encodings: Sequence[Encoding], rows: Outputs) -> dict[str, NDArray[An
     }
 
 
-def _check_rounding(file: Path, weights: Weights) -> None:
+def _check_rounding(file: Path, weights: Weights, precision: Precision) -> None:
     """Raises ReleaseError if a stored matrix differs from the network's by more than rounding can."""
     with open_weights(file) as stored:
         for name, weight in weights.items():
             if not all(_is_rounded(stored[name], weight, rows) for rows in blocks(weight)):
-                raise ReleaseError(f"int8 changes the parameter {name} by more than rounding. Please report this.")
+                raise ReleaseError(
+                    f"{precision} changes the parameter {name} by more than rounding. Please report this."
+                )
 
 
 def _is_rounded(stored: Matrix, weight: Matrix, rows: slice) -> bool:
@@ -318,8 +313,51 @@ class _Stage:
         self.report(f"measuring {label or self.manifest.precision} on {measure.data.name}")
         return evaluate(model, measure.data, limit=measure.limit, skip=measure.skip, progress=self.progress)
 
-    def int8_tolerance(self) -> float:
-        """Returns the tolerance of the golden answers of an int8 artifact, from their deviation in ONNX Runtime.
+    def round(
+        self,
+        draft: Draft,
+        encodings: Sequence[Encoding],
+        exact_rows: Outputs,
+        answers: Mapping[str, Any],
+        fp32: Evaluation | None,
+        max_loss: float,
+    ) -> tuple[_Stage, str]:
+        """Writes the weights in the stage's precision, and compares their answers with those of fp32.
+
+        Returns the stage with its tolerance, and why the precision is refused: a clause, or an empty text.
+        """
+        precision = self.manifest.precision
+        try:
+            self.write(draft, answers)
+        except WeightsError:
+            return self, "cannot hold a weight, which is too large"
+        _check_rounding(self.path / WEIGHTS, draft.weights, precision)
+        if precision == "int8":
+            self.record_ranges()
+        try:
+            stage = replace(self, manifest=replace(self.manifest, tolerance=self.tolerance()))
+        except ArtifactError as error:
+            return self, f"fails ({str(error).removesuffix('.')})"
+        rounded = stage.record_scores()
+        if fp32 is not None and rounded is not None:
+            self.card[precision] = _compare(fp32, rounded)
+        else:
+            self.card[precision] = "compared with fp32 on the golden inputs only"
+        served = stage.record_native(fp32) or rounded
+        kept = stage.record_fidelity(encodings, exact_rows)
+        verdict = judge(fp32, served, kept, max_loss)
+        if verdict.warning:
+            self.report(f"warning: {precision} {verdict.warning}")
+        return stage, verdict.refusal
+
+    def refuse(self, reason: str) -> None:
+        """Records why this precision is not good enough, in place of what is true of it alone."""
+        for key in ("native", "fidelity", "activations"):
+            self.card.pop(key, None)
+        self.card["precision"] = reason
+
+    def tolerance(self) -> float:
+        """Returns the tolerance of the golden answers of a rounded network, from their deviation in ONNX Runtime.
 
         Raises:
             ArtifactError: an answer is not finite.
@@ -409,10 +447,10 @@ def find_errors(model: LoadedModel, weaknesses: Sequence[Weakness], report: Repo
     return errors
 
 
-def _compare(fp32: Evaluation, int8: Evaluation) -> dict[str, Any]:
-    """Returns the loss of int8 in points, its interval and the agreement with fp32, as recorded in the card."""
-    loss = loss_of(fp32, int8)
-    return {"loss": loss.value, "low": loss.low, "high": loss.high, "agreement": asdict(agreement(fp32, int8))}
+def _compare(fp32: Evaluation, rounded: Evaluation) -> dict[str, Any]:
+    """Returns the loss of rounding in points, its interval and the agreement with fp32, as recorded in the card."""
+    loss = loss_of(fp32, rounded)
+    return {"loss": loss.value, "low": loss.low, "high": loss.high, "agreement": asdict(agreement(fp32, rounded))}
 
 
 def _latency(engine: Engine, tokens: int = 32, calls: int = 30) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
 from swiftlet_models.artifact import ONNX
-from swiftlet_models.tensors import WeightsError
+from swiftlet_models.tensors import WeightsError, round_to_bf16, widen
 from swiftlet_models.weights import read_weights
 from tests.support.networks import NETWORKS, graph
 
@@ -34,6 +35,7 @@ def small() -> bytes:
         numpy_helper.from_array(np.arange(64, dtype=np.uint8).reshape(2, 2, 16), "packed.int8"),
         numpy_helper.from_array(np.ones((2, 2), np.float32), "packed.scale"),
         numpy_helper.from_array(np.array(3, np.float64), "other"),
+        numpy_helper.from_array(np.array([[0.5, -3]], ml_dtypes.bfloat16), "half"),
     ]
     return helper.make_model(helper.make_graph([], "small", [], [], tensors)).SerializeToString()
 
@@ -42,7 +44,8 @@ def test_reader_reads_a_small_file(tmp_path):
     (tmp_path / ONNX).write_bytes(small())
     weights = read_weights(tmp_path / ONNX)
 
-    assert sorted(weights) == ["packed", "plain"]
+    assert sorted(weights) == ["half", "packed", "plain"]
+    assert weights["half"].tolist() == [[0.5, -3]]
     assert weights["plain"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert weights["packed"].tolist() == (np.arange(64).reshape(2, 32) - 128).tolist()
 
@@ -55,6 +58,19 @@ def test_reader_reads_or_rejects_a_corrupted_file(tmp_path_factory, at, byte, cu
     file.write_bytes(content[: at + 1] if cut else content)
     with contextlib.suppress(WeightsError):
         assert all(array.dtype == np.float32 for array in read_weights(file).values())
+
+
+@given(st.lists(st.floats(width=32, min_value=-(2.0**127), max_value=2.0**127), min_size=1))
+def test_numbers_are_rounded_to_bf16_as_ml_dtypes_rounds(numbers):
+    array = np.array([*numbers, 1 + 2**-8, 1 + 3 * 2**-8, -(2.0**-130)], np.float32)
+
+    assert widen(round_to_bf16(array)).tobytes() == array.astype(ml_dtypes.bfloat16).astype(np.float32).tobytes()
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 3.4e38, 1e60])
+def test_numbers_that_bf16_does_not_hold_are_refused(wrong):
+    with pytest.raises(ValueError, match="not finite"):
+        round_to_bf16(np.array([1, wrong]))
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"\x3a\x7f", b"\x0b", b"not a network"])
@@ -70,6 +86,8 @@ def test_reader_rejects_a_file_without_a_graph(tmp_path, content):
     [
         {"plain": np.array([1, np.nan], np.float32)},
         {"plain": np.array([[1], [-np.inf]], np.float32)},
+        {"half": np.array([[1], [np.inf]], ml_dtypes.bfloat16)},
+        {"half": np.array([[np.nan, 1]], ml_dtypes.bfloat16)},
         {"packed.int8": np.zeros((1, 1, 16), np.uint8), "packed.scale": np.array([[np.inf]], np.float32)},
     ],
 )

@@ -36,7 +36,7 @@ class ModelInfo(BaseModel):
     ]
     default: Annotated[bool, Field(description="Whether the model answers requests of its task that name no model.")]
     architecture: Annotated[str, Field(description="Architecture of the network.")]
-    precision: Annotated[str, Field(description="Precision of the weights: fp32 or int8.")]
+    precision: Annotated[str, Field(description="Precision of the weights: fp32, bf16 or int8.")]
     engine: Annotated[str, Field(description="Engine that runs the model.")]
     runtime: Annotated[
         str,
