@@ -13,6 +13,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from safetensors import safe_open
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
@@ -53,6 +54,25 @@ def test_int8_weights_are_matrices_of_some_size(tmp_path):
         assert large.shape == (40, 96)
         assert np.array_equal(large[3:9], unpack(packed, scales)[3:9])
         assert np.array_equal(np.asarray(large), unpack(packed, scales))
+
+
+def test_bf16_weights_are_matrices_of_some_size(tmp_path):
+    save_weights(tmp_path / WEIGHTS, matrices(), "bf16")
+    with safe_open(tmp_path / WEIGHTS, "pt") as file:
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+
+    for name, matrix in matrices().items():
+        large = name in ("large", "narrow")
+        expected = torch.from_numpy(matrix).to(torch.bfloat16 if large else torch.float32)
+        assert stored[name].dtype == expected.dtype
+        assert torch.equal(stored[name], expected)
+        assert np.array_equal(read_weights(tmp_path / WEIGHTS)[name], expected.float().numpy())
+
+
+def test_numbers_that_bf16_does_not_hold_are_not_written(tmp_path):
+    weights = {"x": np.full((16, 16), 3.4e38, np.float32)}
+    with pytest.raises(WeightsError, match="a parameter is not finite"):
+        save_weights(tmp_path / WEIGHTS, weights, "bf16")
 
 
 def test_a_matrix_is_written_block_by_block(tmp_path):

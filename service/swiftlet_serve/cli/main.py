@@ -149,7 +149,7 @@ def check(artifacts: tuple[str, ...], engine: str) -> None:
 @click.option(
     "--strict",
     is_flag=True,
-    help="Write no artifact if the precision is not good enough. Default: try int8, bf16 and fp32 in turn.",
+    help="Write no artifact if the precision is not good enough. Default: try the next one.",
 )
 @click.option("--keep-fp32", is_flag=True, help="Add the fp32 weights, for the torch engine.")
 @click.option("--pooling", type=click.Choice(get_args(Pooling)), help="Pooling of a transformers encoder, to embed.")

@@ -104,7 +104,7 @@ def create(artifact: Artifact, threads: int) -> Engine:
     try:
         with open_weights(artifact.weights) as weights:
             folded = fold_artifact(artifact, weights, 1)
-            if manifest.precision == "fp32":
+            if manifest.precision != "int8":
                 return RaggedOnnx(folded, in_fp32, threads)
             ranges = None
             if ACTIVATIONS in manifest.files:
