@@ -12,14 +12,17 @@ import math
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from swiftlet_models import sentence_transformers
+from swiftlet_models.artifact import Embedding
 from swiftlet_models.checkpoint_tensors import ConversionError, read_object
 from swiftlet_models.pickles import Opaque, PickleError, load, opaque
+from swiftlet_models.sentence_transformers import SentenceEncoder
 from swiftlet_models.tensors import Array, Floats
 
 HEAD: Final = "model_head.pkl"
@@ -28,9 +31,10 @@ MAX_BYTES: Final = 64 << 20  # a thousand labels of vectors of 1,024 numbers hav
 
 _REGRESSION: Final = ("sklearn.linear_model._logistic", "sklearn.linear_model.logistic")  # in new and old versions
 _TYPE: Final = re.compile(r"[fiu][1248]|b1|U\d{1,6}|O8?", re.ASCII)
+_VECTORS: Final = "Serve its vectors instead, with the option :task=embed"
 _STEP: Final = (
     "only a LogisticRegression of scikit-learn is; train with the default head of SetFit, or serve the vectors with "
-    "--task embed"
+    "the option :task=embed"
 )
 
 
@@ -42,6 +46,32 @@ class Classifier:
     bias: Floats  # (labels,)
     labels: tuple[str, ...]
     normalize: bool  # whether vectors have length 1 before they are classified
+
+
+def is_classifier(directory: Path) -> bool:
+    """Returns whether a directory holds a SetFit model."""
+    return (directory / HEAD).is_file() or (directory / SETTINGS).is_file()
+
+
+def read_encoder(directory: Path) -> tuple[SentenceEncoder, tuple[str, ...]]:
+    """Reads a SetFit model as an encoder whose dense layer gives the logits of labels, and the labels.
+
+    Raises:
+        ConversionError: as `read_classifier`, or something lies between the pooling and the classifier.
+    """
+    classifier, encoder = read_classifier(directory), sentence_transformers.read_encoder(directory)
+    described = encoder.embedding
+    between = {
+        "normalises vectors": described.normalize or classifier.normalize,
+        "has a Dense module": described.dense is not None,
+        "puts a prompt in front of texts": described.default_prompt is not None,
+    }
+    for what, is_so in between.items():
+        if is_so:
+            raise ConversionError(f"the model {what} in front of its classifier, which is not supported. {_VECTORS}.")
+    parameters = {"head.output.weight": classifier.weight, "head.output.bias": classifier.bias}
+    embedding = Embedding(described.pooling, dense="identity")
+    return replace(encoder, embedding=embedding, dense=parameters), classifier.labels
 
 
 def read_classifier(directory: Path) -> Classifier:

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from swiftlet_models import architectures
 from swiftlet_models.artifact import MANIFEST, Head
 
-Kind = Literal["artifact", "checkpoint", "setfit", "name", "other", "unknown"]
+Kind = Literal["artifact", "checkpoint", "name", "other", "unknown"]
 
 WEIGHTS: Final = (  # of a checkpoint that can be imported
     "model.safetensors",
@@ -29,8 +29,6 @@ HUB_NAME: Final = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 HUB_URL: Final = re.compile(r"(?:https?://)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/.*)?", re.ASCII)
 STEP: Final = re.compile(r"checkpoint-(\d+)")  # a directory that the Trainer of transformers writes
 
-VECTOR_TASKS: Final = ("embed", "rerank", "zero-shot")  # which an embedding model answers
-
 # The task and the head of the classes of transformers, by the end of their names.
 CLASSES: Final[Mapping[str, tuple[str, Head]]] = {
     "ForSequenceClassification": ("classify", "classification"),
@@ -39,14 +37,6 @@ CLASSES: Final[Mapping[str, tuple[str, Head]]] = {
     "ForMaskedLM": ("fill-mask", "masked_lm"),
     "ForPreTraining": ("fill-mask", "masked_lm"),
     "LMHeadModel": ("score", "causal_lm"),
-}
-# The task of an adapter, by its `task_type`.
-_PEFT: Final = {
-    "SEQ_CLS": "classify",
-    "TOKEN_CLS": "entities",
-    "QUESTION_ANS": "qa",
-    "CAUSAL_LM": "score",
-    "FEATURE_EXTRACTION": "embed",
 }
 
 
@@ -70,18 +60,18 @@ def identify(name: str) -> Source:
     except OSError as error:
         return Source("other", f"a path that cannot be read ({error.strerror})", "Give another one.")
     if url := HUB_URL.fullmatch(name):
-        return Source("other", "the address of a repository on the hub", f"Give its name. {_import(url[1])}")
+        return Source("other", "the address of a repository on the hub", f"Give its name. {_serve(url[1])}")
     if HUB_NAME.fullmatch(name):
-        return Source("name", "no directory here, but may be a repository on the Hugging Face hub", _import(name))
+        return Source("name", "no directory here, but may be a repository on the Hugging Face hub", _serve(name))
     return Source("unknown", "no directory", "")
 
 
-def refusal(name: str, task: str | None) -> str | None:
-    """Returns why a source cannot be imported for a task, and the next command. None if its files do not tell."""
+def refusal(name: str) -> str | None:
+    """Returns why a source cannot be imported, and the next command. None if its files do not tell."""
     source = identify(name)
     if source.kind == "artifact":
-        return f"{name} is an artifact already. Serve it: swiftlet serve --models {shlex.quote(name)}"
-    if source.kind == "other" or (source.kind == "setfit" and task not in VECTOR_TASKS):
+        return f"{name} is an artifact already. {_serve(name)}"
+    if source.kind == "other":
         return f"{name} is {source.what}. {source.next_step}"
     if "model_type" in (config := read_config(Path(name) / "config.json")):
         return architectures.refusal(config["model_type"])
@@ -117,72 +107,58 @@ def _directory(path: Path) -> Source:
     if MANIFEST in names:
         return Source("artifact", "an artifact", "")
     if "adapter_config.json" in names:
-        return _adapter(path)
-    if {"config_setfit.json", "model_head.pkl"} & names:
-        step = f"Its head is a pickle of scikit-learn, which is not read. For its vectors: {_command(path, 'embed')}"
-        return Source("setfit", "a SetFit model", step)
+        return Source("checkpoint", "an adapter of PEFT (LoRA)", _serve(path))
     if "config.json" in names or "modules.json" in names:
         return _checkpoint(path, names)
     steps = sorted((int(match[1]), match[0]) for name in names if (match := STEP.fullmatch(name)))
     if steps:
         last = path / steps[-1][1]
-        return Source("other", "the output directory of a Trainer", f"Name one of its checkpoints. {_import(last)}")
+        return Source("other", "the output directory of a Trainer", f"Name one of its checkpoints. {_serve(last)}")
     if (snapshots := path / "snapshots").is_dir() and (commits := sorted(snapshots.iterdir())):
-        return Source("other", "a repository in the cache of the hub", f"Name a snapshot of it. {_import(commits[-1])}")
+        return Source("other", "a repository in the cache of the hub", f"Name a snapshot of it. {_serve(commits[-1])}")
     if artifacts := sorted(file.parent for file in path.glob(f"*/{MANIFEST}")):
-        command = f"swiftlet serve --models {shlex.quote(','.join(map(str, artifacts)))}"
+        command = f"swiftlet serve {shlex.join(map(str, artifacts))}"
         return Source("other", "a folder of artifacts", f"Name the artifacts: {command}")
     if any(name.endswith(".onnx") for name in names) or "onnx" in names:
         return _onnx()
     if set(WEIGHTS) & names:
-        step = "Save the model with save_pretrained of transformers, which writes config.json, and import that."
+        step = "Save the model with save_pretrained of transformers, which writes config.json, and serve that."
         return Source("other", "a directory of weights without config.json", step)
     return Source("unknown", "a directory that holds neither an artifact nor a checkpoint", "")
 
 
 def _checkpoint(path: Path, names: set[str]) -> Source:
     if "modules.json" in names:
-        return Source("checkpoint", "a model of sentence-transformers, not an artifact", _import(path, "embed"))
+        return Source("checkpoint", "a model of sentence-transformers", _serve(path))
     if not set(WEIGHTS) & names and not any((path / name).is_file() for name in ONNX):
         if any(name.endswith(".onnx") for name in names) or "onnx" in names:
             return _onnx()
         for file, option in (("tf_model.h5", "from_tf"), ("flax_model.msgpack", "from_flax")):
             if file in names:
                 step = f"transformers 4 converts them: CLASS.from_pretrained(DIR, {option}=True).save_pretrained(NEW)."
-                return Source("other", f"a checkpoint whose weights are {file}", f"{step} {_import(Path('NEW'))}")
-    return Source("checkpoint", "a checkpoint of transformers, not an artifact", _import(path))
-
-
-def _adapter(path: Path) -> Source:
-    task = _PEFT.get(str(read_config(path / "adapter_config.json").get("task_type")))
-    return Source("checkpoint", "an adapter of PEFT (LoRA), not an artifact", _import(path, task))
+                return Source("other", f"a checkpoint whose weights are {file}", f"{step} {_serve('NEW')}")
+    return Source("checkpoint", "a checkpoint of transformers", _serve(path))
 
 
 def _onnx() -> Source:
     step = (
-        "Import the checkpoint that it was exported from, or a directory with config.json and model.onnx, neither "
-        f"quantised nor optimised: {_command('SOURCE', None)}"
+        "Serve the checkpoint that it was exported from, or a directory with config.json and model.onnx, neither "
+        "quantised nor optimised: swiftlet serve DIRECTORY"
     )
-    return Source("other", "a model in ONNX without its checkpoint, which cannot be imported", step)
+    return Source("other", "a model in ONNX without its checkpoint, which cannot be served", step)
 
 
 def _file(path: Path) -> Source:
     if path.suffix == ".onnx":
         return _onnx()
     if path.name in WEIGHTS:
-        return Source("other", "a file of weights", f"Give its directory. {_import(path.parent)}")
-    step = "Give the directory of an artifact, or of a checkpoint to import."
+        return Source("other", "a file of weights", f"Give its directory. {_serve(path.parent)}")
+    step = "Give the directory of an artifact, or of a checkpoint."
     return Source("other", "a file", step)
 
 
-def _import(source: Path | str, task: str | None = None) -> str:
-    if task is None and isinstance(source, Path):
-        task = seems_for(read_config(source / "config.json"))
-    return f"Make an artifact of it: {_command(source, task)}"
-
-
-def _command(source: Path | str, task: str | None) -> str:
-    return f"swiftlet import {shlex.quote(str(source))} --task {task or 'TASK'}"
+def _serve(source: Path | str) -> str:
+    return f"Serve it: swiftlet serve {shlex.quote(str(source))}"
 
 
 def read_config(file: Path) -> dict[str, Any]:

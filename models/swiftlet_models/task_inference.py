@@ -7,18 +7,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from swiftlet_models import sentence_transformers, sources
+from swiftlet_models import sentence_transformers, setfit, sources
 from swiftlet_models.checkpoint_tensors import ConversionError, read_object
 
 
 def infer_task(directory: Path, source: str, settings: Mapping[str, Any] | None = None) -> str:
-    """Returns the task of a checkpoint: `embed` for a model of sentence-transformers, or what its head is for.
+    """Returns the task of a checkpoint: what its head is for, or `embed` for a model of sentence-transformers.
 
     `source` is what the user calls it. Without `settings`, its `config.json` tells its head.
 
     Raises:
         ConversionError: the files do not tell the task, or cannot be read.
     """
+    if setfit.is_classifier(directory):
+        return "classify"
     if sentence_transformers.is_encoder(directory):
         return "embed"
     config = read_object(directory / "config.json") if settings is None else settings

@@ -66,16 +66,16 @@ def make(path: Path, kind: str) -> str:
 
 
 SERVED = {  # what `swiftlet serve` says of each kind, and the command that it ends with
-    "onnx": ("a model in ONNX", "swiftlet import SOURCE --task TASK"),
-    "onnx alone": ("a model in ONNX", "swiftlet import SOURCE --task TASK"),
-    "onnx folder": ("a model in ONNX", "swiftlet import SOURCE --task TASK"),
-    "onnx file": ("a model in ONNX", "swiftlet import SOURCE --task TASK"),
-    "tensorflow": ("a checkpoint whose weights are tf_model.h5", "swiftlet import NEW --task TASK"),
-    "weights alone": ("a directory of weights without config.json", "and import that."),
-    "trainer": ("the output directory of a Trainer", "swiftlet import {0}/checkpoint-1000 --task classify"),
-    "cache": ("a repository in the cache of the hub", "swiftlet import {0}/snapshots/0123 --task classify"),
-    "folder": ("a folder of artifacts", "swiftlet serve --models {0}/a,{0}/b"),
-    "weights file": ("a file of weights", "Make an artifact of it: swiftlet import {1} --task classify"),
+    "onnx": ("a model in ONNX", "swiftlet serve DIRECTORY"),
+    "onnx alone": ("a model in ONNX", "swiftlet serve DIRECTORY"),
+    "onnx folder": ("a model in ONNX", "swiftlet serve DIRECTORY"),
+    "onnx file": ("a model in ONNX", "swiftlet serve DIRECTORY"),
+    "tensorflow": ("a checkpoint whose weights are tf_model.h5", "swiftlet serve NEW"),
+    "weights alone": ("a directory of weights without config.json", "and serve that."),
+    "trainer": ("the output directory of a Trainer", "swiftlet serve {0}/checkpoint-1000"),
+    "cache": ("a repository in the cache of the hub", "swiftlet serve {0}/snapshots/0123"),
+    "folder": ("a folder of artifacts", "swiftlet serve {0}/a {0}/b"),
+    "weights file": ("a file of weights", "Serve it: swiftlet serve {1}"),
 }
 
 
@@ -101,8 +101,8 @@ def test_serve_names_the_next_command(tmp_path: Path, kind: str) -> None:
 )
 def test_checkpoints_are_imported(tmp_path: Path, kind: str) -> None:
     source = make(tmp_path, kind)
-    assert sources.identify(source).kind in ("checkpoint", "setfit")
-    assert sources.refusal(source, "embed") is None
+    assert sources.identify(source).kind == "checkpoint"
+    assert sources.refusal(source) is None
 
 
 @pytest.mark.parametrize("kind", SERVED)
@@ -120,7 +120,7 @@ def test_names_of_the_hub_are_recognised(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert "'org/name' is not in the local cache and cannot be downloaded" in run("serve", "org/name", "--port", "0")
     address = "https://huggingface.co/org/name/tree/main"
-    assert run("serve", address, "--port", "0").endswith("swiftlet import org/name --task TASK")
+    assert run("serve", address, "--port", "0").endswith("swiftlet serve org/name")
 
 
 @pytest.mark.parametrize("name", ["./gone", "/gone/a", "../a/b", "gone", "a/b/c", "a b/c", "https://example.com/a/b"])
@@ -135,7 +135,7 @@ def test_too_long_name_is_refused(command: tuple[str, ...]) -> None:
 
 def test_artifacts_are_not_imported(tmp_path: Path) -> None:
     source = make(tmp_path, "artifact")
-    assert run("import", source, "--task", "qa").endswith(f"Serve it: swiftlet serve --models {source}")
+    assert run("import", source, "--task", "qa").endswith(f"Serve it: swiftlet serve {source}")
     assert sources.identify(source).kind == "artifact"
 
 
@@ -146,15 +146,10 @@ def test_other_directories_are_left_to_the_reader(tmp_path: Path, kind: str) -> 
     assert "config.json is missing." in run("import", source, "--task", "classify", "--out", str(tmp_path / "out"))
 
 
-def test_setfit_serves_vectors(tmp_path: Path) -> None:
-    source = make(tmp_path, "setfit")
-    assert [sources.refusal(source, task) for task in ("embed", "rerank", "zero-shot")] == [None] * 3
-
-
 @pytest.mark.parametrize("model_type", ["deberta-v2", "modernbert", "roformer", None])
 def test_other_networks_are_refused_before_torch(tmp_path: Path, model_type: str | None) -> None:
     source = str(write(tmp_path / "it", config__json={"model_type": model_type}, model__safetensors=""))
-    refusal = sources.refusal(source, "classify")
+    refusal = sources.refusal(source)
     assert refusal is not None
     assert refusal.startswith(f"config.json: model_type {model_type!r} is not supported; supported are albert, bert,")
 

@@ -368,15 +368,19 @@ def test_release_without_data_file_rejects_low_fidelity(out, low_fidelity):
     assert list(out.iterdir()) == []
 
 
-def test_release_keeps_fp32_if_int8_is_not_good_enough(out, low_fidelity):
-    notes = []
-    artifact = make(out, draft("bert", "classify"), strict=False, report=notes.append)
+@pytest.mark.parametrize(("good", "reason"), [("bf16", "int8"), ("fp32", "bf16")])
+def test_release_takes_the_next_precision_that_is_good_enough(out, good, reason):
+    def measured(manifest, *_):
+        return Fidelity("probability", 1.0 if manifest.precision == good else 0.9, 0.3, 7)
 
-    assert artifact.manifest.precision == "fp32"
-    assert artifact.card()["precision"].startswith("fp32, because int8 keeps 90.0 % of the answers to built-in texts")
-    assert notes[-1].startswith("int8 keeps 90.0 % of the answers to built-in texts")
-    assert notes[-1].endswith("so the weights stay in fp32")
-    assert read_weights(artifact.weights)["head.output.weight"].dtype == np.float32
+    notes = []
+    with mock.patch.object(releases, "fidelity", measured):
+        artifact = make(out, draft("bert", "classify"), strict=False, report=notes.append)
+
+    assert artifact.manifest.precision == good
+    assert artifact.card()["precision"].startswith(f"{reason} keeps 90.0 % of the answers to built-in texts")
+    assert ("fidelity" in artifact.card()) == (good == "bf16")
+    assert any(note.startswith("int8 keeps 90.0 % of the answers to built-in texts") for note in notes)
     assert CliRunner().invoke(main, ["check", str(artifact.path)]).exit_code == 0
 
 
@@ -404,7 +408,9 @@ def test_release_rejects_int8_answers_that_are_not_finite(out):
 
     with (
         mock.patch.object(releases, "host_model", fail),
-        pytest.raises(ReleaseError, match=r"^The int8 network fails: .* NaN or infinity\. Train it longer"),
+        pytest.raises(
+            ReleaseError, match=r"^int8 fails \(.* NaN or infinity\), so the artifact is not written\. Train it longer"
+        ),
     ):
         make(out, draft("bert", "classify"))
 

@@ -165,7 +165,7 @@ def locate(words: Sequence[str], cache: str = "") -> list[Path]:
             if model.options:
                 raise SetupError(f"{model.source} is an artifact, so it has no options. Leave out what follows it.")
             paths.append(bundled.get(model.source, Path(model.source)))
-        elif source.kind in ("checkpoint", "name", "setfit"):
+        elif source.kind in ("checkpoint", "name"):
             paths.append(ModelCache(cache).fetch(model))
         elif source.kind == "other":
             raise SetupError(f"{model.source} is {source.what}. {source.next_step}")

@@ -56,7 +56,7 @@ def fidelity(manifest: Manifest, exact: Outputs, rounded: Outputs) -> Fidelity:
 
 
 def _measure(manifest: Manifest) -> str:
-    if manifest.head == "embedding":
+    if manifest.head == "embedding" and not manifest.labels:
         return "cosine"
     if manifest.head in ("masked_lm", "causal_lm"):
         return "probability of words"

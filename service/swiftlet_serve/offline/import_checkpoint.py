@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from swiftlet_models import checkpoint_card, convert, sources, tokenizer_check
+from swiftlet_models import checkpoint_card, convert, setfit, sources, tokenizer_check
 from swiftlet_models import sentence_transformers as sentences
 from swiftlet_models.adapters import is_adapter, read_adapter
 from swiftlet_models.artifact import IMPORTED, LANGUAGE, NAME, Artifact, Manifest, Pooling, Precision
@@ -63,10 +63,10 @@ def import_checkpoint(
         SetupError: the task does not exist, the name or a language is invalid, or the tokenizer does not fit or does
             not pass its check.
     """
-    if refusal := sources.refusal(source, task):
+    if refusal := sources.refusal(source):
         raise SetupError(refusal)
     directory, origin = convert.locate(source, revision)
-    if refusal := sources.refusal(str(directory), task):  # of a repository on the hub
+    if refusal := sources.refusal(str(directory)):  # of a repository on the hub
         raise SetupError(refusal)
     adapter = read_adapter(directory, lambda *base: convert.locate(*base)[0]) if is_adapter(directory) else None
     if task is None:
@@ -89,7 +89,13 @@ def import_checkpoint(
         head, outputs = "embedding", "hidden"
     if pooling and head != "embedding":
         raise SetupError(f"The task {task} has no use for --pooling. Leave it out.")
-    encoder = sentences.read_encoder(directory, pooling) if head == "embedding" else None
+    labels: tuple[str, ...] | None = None
+    encoder: sentences.SentenceEncoder | None = None
+    if task == "classify" and setfit.is_classifier(directory):
+        head, outputs = "embedding", "hidden"
+        encoder, labels = setfit.read_encoder(directory)
+    elif head == "embedding":
+        encoder = sentences.read_encoder(directory, pooling)
     directory = encoder.checkpoint if encoder else directory
     with convert.convert(
         directory,
@@ -127,8 +133,8 @@ def import_checkpoint(
             max_tokens=max_tokens,
             vocab_size=config.vocab_size,
             width=converted.width,
-            labels=converted.labels,
-            problem=problem,
+            labels=labels or converted.labels,
+            problem="single_label" if labels else problem,
             tolerance=1.0,
             config=converted.config,
             source=converted.source,
