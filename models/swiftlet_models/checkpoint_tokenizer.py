@@ -442,9 +442,15 @@ def _read_unigram(path: Path) -> Any:
     """Reads the message of a SentencePiece unigram model.
 
     Raises:
-        TokenizerError: it is a model of another kind.
+        TokenizerError: it is a model of another kind, or the package that reads it is not installed.
     """
-    from sentencepiece import sentencepiece_model_pb2
+    try:
+        from sentencepiece import sentencepiece_model_pb2
+    except ModuleNotFoundError:
+        raise TokenizerError(
+            f"{path.name} needs the packages sentencepiece and protobuf. Run: pip install sentencepiece protobuf. Or save "
+            "a tokenizer.json: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of transformers."
+        ) from None
 
     proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]  # generated at run time
     proto.ParseFromString(path.read_bytes())

@@ -109,9 +109,15 @@ def locate(source: str, revision: str | None = None) -> tuple[Path, dict[str, An
     directory = Path(source)
     if directory.is_dir():
         return directory, {"directory": directory.resolve().name}
-    from httpx2 import HTTPError
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    try:
+        from httpx2 import HTTPError
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    except ModuleNotFoundError:
+        raise ConversionError(
+            f"{source!r} is no directory, and names of the hub need the package huggingface-hub. Download the "
+            "repository elsewhere, and name its directory."
+        ) from None
 
     files = list(HUB_FILES)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,4 +33,10 @@ def test_languages_are_read_from_the_metadata(tmp_path: Path, card: str, expecte
 def test_languages_are_unknown_without_a_readable_card(tmp_path: Path) -> None:
     assert checkpoint_card.languages(tmp_path) == ()
     (tmp_path / "README.md").write_bytes(b"---\nlanguage: \xff\n---\n")
+    assert checkpoint_card.languages(tmp_path) == ()
+
+
+def test_languages_are_unknown_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "README.md").write_text("---\nlanguage: en\n---\n", "utf-8")
+    monkeypatch.setitem(sys.modules, "huggingface_hub.repocard", None)
     assert checkpoint_card.languages(tmp_path) == ()

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pickle
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -610,3 +611,9 @@ def test_locate_rejects_invalid_source(source: str) -> None:
 def test_locate_records_only_the_directory_name(tmp_path: Path) -> None:
     """An artifact holds no path of the machine."""
     assert locate(str(tmp_path)) == (tmp_path, {"directory": tmp_path.name})
+
+
+def test_names_of_the_hub_need_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConversionError, match="names of the hub need the package huggingface-hub"):
+        locate("someone/small-bert")
