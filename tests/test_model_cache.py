@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from swiftlet_models.artifact import MANIFEST, open_artifact
+from swiftlet_serve.cli.main import main
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference import model_cache
 from swiftlet_serve.inference.loading import locate
@@ -173,6 +175,17 @@ def test_a_temporary_cache_ends_with_its_process(checkpoint: Path) -> None:
     )
     assert Path(made.stdout.strip()).is_absolute()
     assert not Path(made.stdout.strip()).parents[1].exists()
+
+
+def test_the_command_lists_and_removes(tmp_path: Path) -> None:
+    for i, name in enumerate(("old", "new")):
+        make(tmp_path, f"{name}-0", name, 2_000_000, float(i))
+    listed = CliRunner().invoke(main, ["cache", "--model-cache", str(tmp_path)])
+    assert [line.split("  ")[0] for line in listed.stdout.splitlines()] == ["new", "old"]
+    assert "old  2.0 MB, used " in listed.stdout
+    cleared = CliRunner().invoke(main, ["cache", "old", "--clear", "--model-cache", str(tmp_path)])
+    assert cleared.stdout.startswith("removed old  2.0 MB")
+    assert [entry.path.name for entry in ModelCache(str(tmp_path)).entries()] == ["new"]
 
 
 def test_the_cache_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -448,8 +448,8 @@ def _read_unigram(path: Path) -> Any:
         from sentencepiece import sentencepiece_model_pb2
     except ModuleNotFoundError:
         raise TokenizerError(
-            f"{path.name} needs the packages sentencepiece and protobuf. Run: pip install sentencepiece protobuf. Or save "
-            "a tokenizer.json: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of transformers."
+            f"{path.name} needs the packages sentencepiece and protobuf. Run: pip install sentencepiece protobuf. Or "
+            "save a tokenizer.json: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of transformers."
         ) from None
 
     proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]  # generated at run time

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from swiftlet_models.artifact import ArtifactError, Pooling, Precision
 from swiftlet_models.errors import ModelError
 from swiftlet_serve import extras, tasks
-from swiftlet_serve.cli import repository, score, summaries
+from swiftlet_serve.cli import cache, repository, score, summaries
 from swiftlet_serve.cli.options import Directory, data_option
 from swiftlet_serve.cli.progress import advance, note
 from swiftlet_serve.errors import SetupError
@@ -370,6 +370,7 @@ def bench(
             note(str(path))
 
 
+main.add_command(cache.cache)
 main.add_command(score.score)
 main.add_command(repository.push)
 main.add_command(repository.shadow_report)
