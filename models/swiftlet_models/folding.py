@@ -21,6 +21,7 @@ in memory as a whole.
     embeddings.position, .token_type and .projection (if there is one), .norm (LayerNorm only)
     position_bias (A, 2 P - 1) for P positions: the distance d from a query to a key has the column P - 1 + d
     layers.I.key_value, .query_residual (the residual only with a bottleneck), .output, .leave (with a bottleneck)
+    layers.I.key, .value, .query, and B with B.norm for each bottleneck B, if these have a LayerNorm
     layers.I.feed_forward.J.inner, .outer
     head.transform, .norm (if there is one), .decoder; or head.pooler (if there is one), .output. A head that only pools
     has neither.
@@ -34,7 +35,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final
 
@@ -42,7 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models import architectures
-from swiftlet_models.architectures.traits import PositionBias, Traits
+from swiftlet_models.architectures.traits import BottleneckTraits, PositionBias, Traits
 from swiftlet_models.artifact import Artifact, Embedding, Pooling
 from swiftlet_models.errors import ModelError
 from swiftlet_models.parameters import Sizes, check_artifact, check_parameters, configure
@@ -148,8 +149,6 @@ def _check_traits(traits: Traits) -> None:
     unsupported = {
         "a NoNorm or a bottleneck is preceded by a norm": traits.norm_position == "before"
         and (traits.norm == "no_norm" or traits.bottleneck is not None),
-        "the bottlenecks have a LayerNorm": traits.bottleneck is not None and traits.norm != "no_norm",
-        "the LayerNorms have different epsilons": traits.epsilon is None,
         "the embeddings have a NoNorm without a projection in front": embedding.norm == "no_norm"
         and embedding.projection != "words",
         "the trigram is not projected": embedding.window > 1 and embedding.projection != "words",
@@ -171,6 +170,8 @@ class _Network:
         self.widths = {"hidden": sizes.hidden, "attended": sizes.inner}
         self.result = "hidden"
         self.norm_first = traits.norm_position == "before"
+        self.kept = traits.bottleneck if traits.norm == "layer_norm" else None  # bottlenecks that do not fold
+        self.epsilons: dict[str, float] = {}
 
     def folded(self) -> Folded:
         program = Program(tuple(self.blocks), self.widths, self.result)
@@ -187,6 +188,8 @@ class _Network:
     def take_norm(self, name: str, source: str) -> None:
         for part in (".weight", ".bias"):
             self.vectors[name + part] = self.array(source + part)
+        own = (epsilon for ending, epsilon in self.traits.epsilons.items() if f".{source}".endswith(f".{ending}"))
+        self.epsilons[name] = next(own, self.traits.epsilon)
 
     def with_no_norm(self, name: str, norm: str) -> Product:
         """Returns a product and the NoNorm that follows it as one product."""
@@ -246,6 +249,14 @@ class _Network:
     def take_attention(self, name: str, source: str) -> None:
         bottleneck = self.traits.bottleneck
         query, key, value = (self.product(source + part) for part in ("query", "key", "value"))
+        if self.kept:
+            for inner in filter(None, {self.kept.residual, self.kept.query_key, self.kept.value}):
+                self.products[name + inner] = self.product(f"{source}{inner}.dense")
+                self.take_norm(f"{name}{inner}.norm", f"{source}{inner}.norm")
+            self.products |= {name + "key": key, name + "value": value}
+            self.products[name + "query"] = _scale(query, 1 / math.sqrt(len(query.bias) / self.traits.heads))
+            self.take_residual_product(name + "output", source, "output", "attention_norm")
+            return
         if bottleneck and bottleneck.query_key:
             entry = self.bottleneck(source + bottleneck.query_key)
             query, key = _compose(query, entry), _compose(key, entry)
@@ -267,7 +278,7 @@ class _Network:
 
     def norm(self, out: str, x: str, name: str) -> Norm:
         self.widths[out] = self.widths[x]
-        return Norm(out, x, name, float(self.traits.epsilon or 0))
+        return Norm(out, x, name, self.epsilons[name])
 
     def multiply(self, out: str, x: str, name: str, activation: str | None = None, *, exact: bool = False) -> Multiply:
         self.widths[out] = self.products[name].matrix.shape[0]
@@ -326,25 +337,31 @@ class _Network:
     def layer(self, name: str, *, reads: bool = False) -> Iterator[Step]:
         """Yields the steps of a layer. If it is the last one, the head `reads` a part of its rows."""
         traits, width = self.traits, self.sizes.inner
-        x = "normed" if self.norm_first else "hidden"
-        preceding = [self.norm(x, "hidden", name + "attention_norm")] if self.norm_first else []
-        yield from preceding
-        yield self.multiply("key_value", x, name + "key_value")
-        if reads:
-            yield Read("hidden", "hidden")
+        key, value = Place("key_value", 0, width), Place("key_value", width, width)
+        residual = Place("query", width, width) if traits.bottleneck else self.place("hidden")
+        if self.kept:
+            yield from self.narrow_inputs(name, self.kept, reads=reads)
+            key, value = Place("key", 0, width), Place("value", 0, width)
+            residual = Place(f"narrow.{self.kept.residual}", 0, width)
+        else:
+            x = "normed" if self.norm_first else "hidden"
+            preceding = [self.norm(x, "hidden", name + "attention_norm")] if self.norm_first else []
             yield from preceding
-        yield self.multiply("query", x, name + "query_residual")
+            yield self.multiply("key_value", x, name + "key_value")
+            if reads:
+                yield Read("hidden", "hidden")
+                yield from preceding
+            yield self.multiply("query", x, name + "query_residual")
         yield Attend(
             "attended",
             query=Place("query", 0, width),
-            key=Place("key_value", 0, width),
-            value=Place("key_value", width, width),
+            key=key,
+            value=value,
             heads=traits.heads,
             causal=traits.causal,
             bias="position_bias" if traits.position_bias else None,
         )
         stream = "inner" if traits.bottleneck else "hidden"
-        residual = Place("query", width, width) if traits.bottleneck else self.place("hidden")
         yield from self.add_and_norm(stream, "attended", name + "output", residual)
         for j in range(len(traits.feed_forward)):
             network = f"{name}feed_forward.{j}."
@@ -356,6 +373,28 @@ class _Network:
             yield from self.add_and_norm(stream, "widened", network + "outer", self.place(stream))
         if traits.bottleneck:
             yield from self.add_and_norm("hidden", "inner", name + "leave", self.place("hidden"))
+
+    def narrow_inputs(self, name: str, bottleneck: BottleneckTraits, *, reads: bool) -> Iterator[Step]:
+        """Yields the bottlenecks that have a LayerNorm, and the query, key and value that read them."""
+        residual, query_key, value = astuple(bottleneck)
+
+        def narrow(*inners: str | None) -> Iterator[Step]:
+            for inner in dict.fromkeys(inners):
+                if inner:
+                    yield self.multiply(f"narrow.{inner}", "hidden", name + inner)
+                    yield self.norm(f"narrow.{inner}", f"narrow.{inner}", f"{name}{inner}.norm")
+
+        def reading(out: str, inner: str | None) -> Step:
+            return self.multiply(out, f"narrow.{inner}" if inner else "hidden", name + out)
+
+        yield from narrow(query_key, value)
+        yield reading("key", query_key)
+        yield reading("value", value)
+        if reads:
+            yield Read("hidden", "hidden")
+        there = () if reads else (query_key, value)
+        yield from narrow(*(inner for inner in (query_key, residual) if inner not in there))
+        yield reading("query", query_key)
 
     def fold_head(self, pooler: str | None, prediction_act: str, embedding: Embedding | None) -> None:
         if embedding and not embedding.dense:

@@ -14,18 +14,41 @@ import torch
 from swiftlet_models import architectures
 from swiftlet_models.architectures.traits import EmbeddingTraits
 from swiftlet_models.folding import FoldingError, fold
+from swiftlet_models.graphs.ragged import in_fp32
+from swiftlet_models.ragged.network import Network
+from swiftlet_serve.engines.native import Native
+from swiftlet_serve.engines.onnx_cpu import RaggedOnnx
+from swiftlet_serve.engines.torch import RaggedTorch
 from swiftlet_serve.types import Batch
-from tests.support.checkpoints import relative_error, untrained
-from tests.support.native_kernels import CONFIGS, NETWORKS, encoding, network, run_folded, torch_rows, weights
+from tests.support.checkpoints import randomise, relative_error, untrained
+from tests.support.native_kernels import (
+    CONFIGS,
+    NETWORKS,
+    POSITIONS,
+    best,
+    encoding,
+    network,
+    run_folded,
+    torch_rows,
+    weights,
+)
 
+BATCH = Batch.of([encoding(11, [0, 3, 10], 1), encoding(1, [0], 2), encoding(24, [23, 5], 3)])
 EXACT = 1e-13  # in float64; measured: 4e-15
+TINY = {"use_bottleneck_attention": True}
+OWN = {"key_query_shared_bottleneck": False, "intra_bottleneck_size": 80, "num_attention_heads": 5}
+LAYER_NORM = {"normalization_type": "layer_norm", "layer_norm_eps": 0.1}  # a wrong epsilon changes the outputs visibly
 VARIANTS = {
-    "tiny": {"use_bottleneck_attention": True},
-    "own-bottlenecks": {"key_query_shared_bottleneck": False, "intra_bottleneck_size": 80, "num_attention_heads": 5},
+    "tiny": TINY,
+    "own-bottlenecks": OWN,
     "no-trigram": {"trigram_input": False},
     "gelu": {"hidden_act": "gelu"},
     "no-bottlenecks": {"use_bottleneck": False, "hidden_size": 96, "hidden_act": "gelu_new"}
     | {"normalization_type": "layer_norm", "layer_norm_eps": 1e-5},
+    "layer-norm": LAYER_NORM,
+    "layer-norm-tiny": LAYER_NORM | TINY,
+    "layer-norm-own": LAYER_NORM | OWN,
+    "layer-norm-no-bottlenecks": LAYER_NORM | {"use_bottleneck": False, "hidden_size": 96},
 }
 
 
@@ -44,23 +67,36 @@ def test_fold_is_exact_for_variants_of_mobilebert(name):
     assert deviation(untrained("mobilebert", config, "qa"), "mobilebert", config) <= EXACT
 
 
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name.startswith("layer-norm")])
+def test_engines_compute_bottlenecks_with_a_layer_norm(name):
+    config = CONFIGS["mobilebert"] | VARIANTS[name]
+    model = untrained("mobilebert", config, "qa")
+    randomise(model)
+    folded, expected = fold("mobilebert", config, weights(model.eval())), torch.from_numpy(torch_rows(model, BATCH))
+    cpu = torch.device("cpu")
+    engines = {
+        RaggedOnnx(folded, in_fp32, threads=1): 1e-5,
+        RaggedTorch(Network(folded, cpu, torch.float32), cpu, POSITIONS): 1e-5,
+        Native(best(), folded): 0.1,
+        Native(best(), folded, precision="bf16"): 0.03,
+    }
+    for engine, most in engines.items():
+        rows = engine.run(BATCH)
+        assert relative_error(torch.from_numpy(np.concatenate(rows)), expected) <= most
+    for row, encoding_ in zip(rows, BATCH.encodings(), strict=True):
+        assert row.tobytes() == engine.run(Batch.of([encoding_]))[0].tobytes()
+
+
 def deviation(model, architecture, config):
     """The relative error of the folded network in float64."""
     model.double().eval()
-    batch = Batch.of([encoding(11, [0, 3, 10], 1), encoding(1, [0], 2), encoding(24, [23, 5], 3)])
     folded = fold(architecture, config, weights(model, np.float64))
-    return relative_error(torch.from_numpy(run_folded(folded, batch)), torch.from_numpy(torch_rows(model, batch)))
+    return relative_error(torch.from_numpy(run_folded(folded, BATCH)), torch.from_numpy(torch_rows(model, BATCH)))
 
 
 @pytest.mark.parametrize(
     ("architecture", "config", "reason"),
     [
-        ("mobilebert", {"normalization_type": "layer_norm"}, "the bottlenecks have a LayerNorm"),
-        (
-            "mobilebert",
-            {"normalization_type": "layer_norm", "use_bottleneck": False},
-            "the LayerNorms have different epsilons",
-        ),
         (
             "mobilebert",
             {"use_bottleneck": False, "trigram_input": False, "embedding_size": 80},

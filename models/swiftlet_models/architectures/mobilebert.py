@@ -100,7 +100,7 @@ class Config(Settings):
             layers=tuple(f"layers.{i}" for i in range(self.num_hidden_layers)),
             heads=self.num_attention_heads,
             activation=self.hidden_act,
-            epsilon=self.layer_norm_eps if norm == "no_norm" or self.layer_norm_eps == TORCH_EPS else None,
+            epsilon=self.layer_norm_eps,
             feed_forward=tuple(FeedForwardTraits(f"{n}.dense_in", f"{n}.dense_out", f"{n}.norm") for n in names),
             embedding=EmbeddingTraits(
                 norm=norm,
@@ -109,6 +109,7 @@ class Config(Settings):
             ),
             bottleneck=bottleneck,
             norm=norm,
+            epsilons={"embeddings.norm": TORCH_EPS, "last_ffn.norm": TORCH_EPS},
         )
 
     # Read by the heads, for every architecture.

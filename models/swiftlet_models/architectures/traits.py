@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import reprlib
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -140,8 +141,8 @@ class Traits:
     """The names of the layers in the order of their application. A shared layer is named once for each application."""
     heads: int
     activation: Activation
-    epsilon: float | None
-    """Of every LayerNorm; None if they differ."""
+    epsilon: float
+    """Of every LayerNorm that `epsilons` does not name."""
     feed_forward: tuple[FeedForwardTraits, ...]
     """The feed-forward networks of each layer, in order."""
     embedding: EmbeddingTraits = field(default_factory=EmbeddingTraits)
@@ -153,6 +154,8 @@ class Traits:
     """Whether a token attends only to itself and the tokens before it."""
     position_bias: PositionBias | None = None
     """Shared by all layers."""
+    epsilons: Mapping[str, float] = field(default_factory=dict)
+    """Of LayerNorms that have their own, by the end of their names, such as `embeddings.norm`."""
 
 
 def check_heads(width: int, heads: int) -> None:
