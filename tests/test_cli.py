@@ -31,7 +31,7 @@ def run(*arguments: str):
 
 
 def test_help_lists_commands_and_settings():
-    commands = {"bench", "calibrate", "check", "evaluate", "import", "key", "plot", "push", "score", "serve"}
+    commands = {"bench", "cache", "calibrate", "check", "evaluate", "import", "key", "plot", "push", "score", "serve"}
     commands |= {"shadow-report", "study", "train"}
     assert set(re.findall(r"^  ([a-z][\w-]*)  ", run("--help").output, re.MULTILINE)) == commands
     options = run("serve", "--help").output

@@ -16,7 +16,7 @@ SERVER = "service/swiftlet_serve"
     [
         ("scheduling.test_batch_planner", set()),
         ("http.connections.test_request_parser", set()),
-        ("models.ragged.test_network", {"torch"}),
+        ("models.test_architectures", {"torch"}),
         ("workers.test_process_executor", {"process"}),
         ("http.playground.test_playground", {"process", "browser"}),
         ("deploy.test_alerts", {"process", "network"}),
