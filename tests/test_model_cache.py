@@ -126,7 +126,7 @@ def test_processes_that_start_together_import_once(checkpoint: Path, tmp_path: P
 
     assert {process.returncode for process in processes} == {0}
     assert len({out for out, _ in outputs}) == 1
-    assert sum("quantising to int8" in progress for _, progress in outputs) == 1
+    assert sum("rounding to int8" in progress for _, progress in outputs) == 1
 
 
 def test_the_models_that_were_used_last_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from swiftlet_models.artifact import ACTIVATIONS, ONNX, Decisions, open_artifact, seal
+from swiftlet_models.artifact import ACTIVATIONS, WEIGHTS, Decisions, open_artifact, seal
 from swiftlet_serve.cli.main import main
 from swiftlet_serve.engines import onnx_cpu
 from swiftlet_serve.engines.onnx_cpu import adds_in_32_bits
@@ -164,7 +164,7 @@ def test_activations_are_calibrated_and_served(tmp_path):
     assert replace(artifact.manifest, files=before.manifest.files) == before.manifest
     assert (found["data"], found["products"]) == ("data.tsv", 44)
     assert f"fixed ranges for {found['fixed']} of 44 products" in result.output
-    assert artifact.manifest.files[ONNX] == before.manifest.files[ONNX]
+    assert artifact.manifest.files[WEIGHTS] == before.manifest.files[WEIGHTS]
     if adds_in_32_bits():  # the answers differ a little, so the ranges are used
         old = replace(artifact, manifest=before.manifest)
         rows = [onnx_cpu.create(one, 1).run(Batch.of(golden_inputs(one))) for one in (artifact, old)]

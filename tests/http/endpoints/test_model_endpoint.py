@@ -80,7 +80,9 @@ def test_timeout_that_no_request_can_meet_is_an_error_of_the_client(artifact_dir
     runtime, engine = make_gated_runtime(artifact_dir)
     runtime.dispatcher.models["tiny-classify"].latency.learn([3], 60.0)
     if refused:
-        monkeypatch.setattr(admission, "wait_s", lambda load, priority, model=None, *_: 60.0 * (model is not None))
+        monkeypatch.setattr(
+            admission, "wait_s", lambda load, priority, model=None, *_, **__: 60.0 * (model is not None)
+        )
     with TestClient(create_app(runtime)) as client:
         response = client.post("/classify", json={"inputs": "a"}, headers={"x-request-timeout-ms": "500"})
         problem = assert_problem(response, 504, "deadline_too_short")

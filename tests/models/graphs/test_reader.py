@@ -44,7 +44,8 @@ def test_reader_reads_a_small_file(tmp_path):
     (tmp_path / ONNX).write_bytes(small())
     weights = read_weights(tmp_path / ONNX)
 
-    assert sorted(weights) == ["half", "packed", "plain"]
+    assert sorted(weights) == ["half", "other", "packed", "plain"]
+    assert weights["other"].tolist() == 3
     assert weights["half"].tolist() == [[0.5, -3]]
     assert weights["plain"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert weights["packed"].tolist() == (np.arange(64).reshape(2, 32) - 128).tolist()
