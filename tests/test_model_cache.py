@@ -51,6 +51,7 @@ def make(cache: Path, key: str, name: str, size: int, used: float) -> Path:
 
 def test_a_checkpoint_is_imported_once(checkpoint: Path, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_cache, "_import", lambda *_: pytest.fail("It was imported twice."))
+    monkeypatch.setattr(model_cache, "_content", lambda _: pytest.fail("It was read twice."))
     (path,) = locate([str(checkpoint)], str(filled))
 
     assert path.is_relative_to(filled)

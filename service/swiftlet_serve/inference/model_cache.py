@@ -35,6 +35,7 @@ NONE: Final = "none"  # instead of a directory: a temporary one, which ends with
 CONVERSION: Final = 1  # of checkpoints; a change that makes other artifacts of them gets the next number
 LIMIT_BYTES: Final = 20 << 30  # of a cache; entries that were used least recently are removed first
 LOCK: Final = ".lock"
+STATE: Final = ".state"  # a file with the hash of the content of files in this state
 RETRIES: Final = 100
 RETRY_S: Final = 0.05
 MAX_FILE_DEPTH: Final = 2  # of a checkpoint: modules of sentence-transformers are directories
@@ -82,7 +83,7 @@ class ModelCache:
         parts = [directory]
         if is_adapter(directory):
             parts.append(read_adapter(directory, lambda *base: convert.locate(*base)[0]).base)
-        key = f"{source.name}-{_digest(parts, source)}"
+        key = f"{source.name}-{self._digest(parts, source)}"
         entry = self._root / key
         path = entry / source.name
         self._use(key, lambda: (path / MANIFEST).is_file(), lambda: _import(source, origin.get("revision"), entry))
@@ -110,6 +111,21 @@ class ModelCache:
             return True
         finally:
             os.close(descriptor)
+
+    def _digest(self, directories: Sequence[Path], source: ModelSource) -> str:
+        """Returns a hash of a checkpoint's content. It is kept by the state of the files, which takes less to read."""
+        state = self._root / f"{_hash(directories, source, _state)}{STATE}"
+        try:
+            return state.read_text("utf-8")
+        except OSError:
+            digest = _hash(directories, source, _content)
+        try:
+            new = state.with_suffix(f".{os.getpid()}")
+            new.write_text(digest, "utf-8")
+            new.rename(state)
+        except OSError as error:
+            raise self._unusable(error) from None
+        return digest
 
     def _use(self, key: str, is_complete: Callable[[], bool], make: Callable[[], None]) -> None:
         """Makes an entry unless it is complete, and holds a shared lock on it until this process ends."""
@@ -155,16 +171,25 @@ def default_directory() -> Path:
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "swiftlet" / "models"
 
 
-def _digest(directories: Sequence[Path], source: ModelSource) -> str:
-    """Returns a hash of the files of a checkpoint and of its base, of the options, and of the code that imports it."""
+def _hash(directories: Sequence[Path], source: ModelSource, read: Callable[[Path], object]) -> str:
+    """Returns a hash of what is read of each file of a checkpoint and of its base, the options, and the code."""
     digest = hashlib.blake2b(digest_size=12)
     digest.update(repr((CONVERSION, build_info.version(), sorted(source.options.items()))).encode())
     for directory in directories:
         for file in sorted(_files(directory, MAX_FILE_DEPTH)):
-            with file.open("rb") as stream:
-                content = hashlib.file_digest(stream, hashlib.blake2b).hexdigest()
-            digest.update(repr((str(file.relative_to(directory)), content)).encode())
+            digest.update(repr((str(file.relative_to(directory)), read(file))).encode())
     return digest.hexdigest()
+
+
+def _content(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, hashlib.blake2b).hexdigest()
+
+
+def _state(file: Path) -> tuple[int, ...]:
+    """Returns what changes whenever the content of a file does. No program can set the time of the last change."""
+    status = file.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _files(directory: Path, depth: int) -> Iterator[Path]:

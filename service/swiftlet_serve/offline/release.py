@@ -343,8 +343,8 @@ class _Stage:
             self.card[precision] = _compare(fp32, rounded)
         else:
             self.card[precision] = "compared with fp32 on the golden inputs only"
-        served = stage.record_native(fp32) or rounded
-        kept = stage.record_fidelity(encodings, exact_rows)
+        kept = stage.record_fidelity(stage.host_serving(), encodings, exact_rows)
+        served = stage.record_native_scores(fp32) or rounded
         verdict = judge(fp32, served, kept, max_loss)
         if verdict.warning:
             self.report(f"warning: {precision} {verdict.warning}")
@@ -392,17 +392,20 @@ class _Stage:
         also = self.card.setdefault("also", {})
         also[data.name] = {**also.get(data.name, {}), **results}
 
-    def record_native(self, fp32: Evaluation | None) -> Evaluation | None:
-        """Records and returns the results of the native engine, which rounds differently; None if it cannot run."""
+    def host_serving(self) -> Engine:
+        """Returns the engine that serves the network here, and records the latency of the native one if it can run."""
         try:
             engine = self.host("native")
         except ArtifactError as error:
             self.report(f"the native engine rejects the artifact, so serve it with onnx_cpu: {error}")
             self.card["native"] = {"refused": str(error)}
-            return None
+            return self.host("onnx_cpu")
         if isinstance(engine, Native):  # it did not fall back to another engine
             self.card["native"] = {"engine": engine.title, "latency": _latency(engine)}
-        engine.close()
+        return engine
+
+    def record_native_scores(self, fp32: Evaluation | None) -> Evaluation | None:
+        """Records and returns the results of the native engine, which rounds differently; None if there are none."""
         if self.measure is None or fp32 is None or not self.runs_native:
             return None
         model = self.load("native")
@@ -410,9 +413,8 @@ class _Stage:
         self.card["native"] |= {"scores": summary(evaluation)["scores"]} | _compare(fp32, evaluation)
         return evaluation
 
-    def record_fidelity(self, encodings: Sequence[Encoding], exact: Outputs) -> Fidelity:
-        """Records and returns the fidelity of the answers to built-in texts, on the engine that serves here."""
-        engine = self.host("native" if self.runs_native else "onnx_cpu")
+    def record_fidelity(self, engine: Engine, encodings: Sequence[Encoding], exact: Outputs) -> Fidelity:
+        """Records and returns the fidelity of the answers to built-in texts, and closes the engine."""
         whole = [Encoding(text.input_ids, text.token_type_ids, text.focus) for text in encodings]  # not only the top k
         kept = fidelity(self.manifest, exact, [engine.run(Batch.of([text]))[0] for text in whole])
         self.card["fidelity"] = {"engine": engine.title, **asdict(kept)}
@@ -421,7 +423,7 @@ class _Stage:
 
     @property
     def runs_native(self) -> bool:
-        """Whether the native engine can run the artifact here. `record_native` finds it out."""
+        """Whether the native engine can run the artifact here. `host_serving` finds it out."""
         return "engine" in self.card.get("native", {})
 
     def record_weaknesses(self, weaknesses: Sequence[Weakness]) -> None:
@@ -453,7 +455,7 @@ def _compare(fp32: Evaluation, rounded: Evaluation) -> dict[str, Any]:
     return {"loss": loss.value, "low": loss.low, "high": loss.high, "agreement": asdict(agreement(fp32, rounded))}
 
 
-def _latency(engine: Engine, tokens: int = 32, calls: int = 30) -> dict[str, Any]:
+def _latency(engine: Engine, tokens: int = 32, calls: int = 10) -> dict[str, Any]:
     """Measures the median latency of one sequence, in milliseconds, and names the processor."""
     ids = np.full(tokens, 5, np.int64)
     batch = Batch.of([Encoding(ids, np.zeros_like(ids), np.zeros(1, np.int64))])
