@@ -71,6 +71,16 @@ _TOKEN_CLASSIFIER: Final = "ForTokenClassification"  # noqa: S105  # the end of 
 # Tensors that repeat a parameter which the heads of language models have once here.
 _TIED: Final = {"head.decoder.weight": "encoder.embeddings.word.weight", "head.decoder.bias": "head.bias"}
 
+# What to do, by the error of the hub's client.
+_HUB: Final = {
+    "GatedRepoError": "accept its terms on the hub, and set HF_TOKEN",
+    "RepositoryNotFoundError": "there is no such repository, or it is private; check the name, or set HF_TOKEN",
+    "RevisionNotFoundError": "it has no such revision",
+    "LocalEntryNotFoundError": (
+        "the hub cannot be reached, or HF_HUB_OFFLINE is set; copy the files here, and name their directory"
+    ),
+}
+
 MAX_LABELS: Final = 1 << 20  # that a configuration may ask for without naming them
 
 _PROBLEMS: Final[Mapping[str | None, Problem]] = {
@@ -128,8 +138,9 @@ def locate(source: str, revision: str | None = None) -> tuple[Path, dict[str, An
     except HFValidationError:
         raise ConversionError(f"{source!r} is neither a directory nor a valid hub id.") from None
     except (HTTPError, OSError) as error:
+        kind = type(error).__name__
         raise ConversionError(
-            f"{source!r} is not in the local cache and cannot be downloaded: {type(error).__name__}."
+            f"{source!r} is not in the local cache and cannot be downloaded: {_HUB.get(kind, kind)}."
         ) from None
     return path, {"hub": source, "revision": path.name}  # the directory of a snapshot has the name of its commit
 

@@ -158,10 +158,7 @@ def locate(words: Sequence[str], cache: str = "") -> list[Path]:
     paths = []
     for model in model_source.parse(words):
         source = sources.identify(model.source)
-        is_other_directory = (
-            source.kind == "unknown" and Path(model.source).is_dir()
-        )  # its error will name what it lacks
-        if model.source in bundled or source.kind == "artifact" or is_other_directory:
+        if model.source in bundled or source.kind == "artifact":
             if model.options:
                 raise SetupError(f"{model.source} is an artifact, so it has no options. Leave out what follows it.")
             paths.append(bundled.get(model.source, Path(model.source)))
@@ -169,6 +166,8 @@ def locate(words: Sequence[str], cache: str = "") -> list[Path]:
             paths.append(ModelCache(cache).fetch(model))
         elif source.kind == "other":
             raise SetupError(f"{model.source} is {source.what}. {source.next_step}")
+        elif Path(model.source).is_dir():
+            raise SetupError(f"{model.source} is {source.what}: it has neither manifest.json nor config.json.")
         else:
             known = ", ".join(bundled) or "none"
             raise SetupError(
