@@ -38,7 +38,6 @@ class Subject:
     model: Model
     directory: Path  # for files
     calibrate: Callable[[Engine], None]  # runs typical batches
-    int8_graph: Path | None = None  # of the artifact, if there is one
 
     @property
     def exported(self) -> Path:

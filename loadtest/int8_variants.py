@@ -27,7 +27,6 @@ import numpy as np
 import torch
 
 from loadtest.int8_networks import EQUIVALENT, FP32, VARIANTS, Subject
-from swiftlet_models.artifact import ONNX
 from swiftlet_models.folding import fold
 from swiftlet_models.heads import build
 from swiftlet_models.weights import read_weights
@@ -124,8 +123,7 @@ def accuracy(data: Path, variants: Sequence[str], share: float) -> Iterator[str]
     """Yields the tables of the bundled models, line by line."""
     for name, file, skip, count in ACCURACY_CASES:
         loaded = load_model(BUNDLED / name, "echo")
-        manifest, graph = loaded.manifest, BUNDLED / name / ONNX
-        weights = read_weights(graph)
+        manifest, weights = loaded.manifest, read_weights(loaded.artifact.weights)
         model = build(manifest.architecture, manifest.config, manifest.head, manifest.width)
         model.load_state_dict({key: torch.from_numpy(array) for key, array in weights.items()})
 
@@ -135,7 +133,7 @@ def accuracy(data: Path, variants: Sequence[str], share: float) -> Iterator[str]
 
         with tempfile.TemporaryDirectory() as directory:
             folded = fold(manifest.architecture, manifest.config, weights)
-            subject = Subject(folded, model.eval(), Path(directory), calibrate, graph)
+            subject = Subject(folded, model.eval(), Path(directory), calibrate)
             scored: dict[str, Evaluation] = {}
             for variant, engine in engines(subject, [name for name in variants if name not in EQUIVALENT]):
                 try:

@@ -192,7 +192,7 @@ def is_adapter(directory: Path) -> bool:
 
 
 def read_adapter(directory: Path, locate: Callable[[str, str | None], Path]) -> Adapter:
-    """Reads which base an adapter has. `locate` returns the directory of a base and revision, which the adapter names.
+    """Reads an adapter and finds its base. `locate` returns the directory of a base, by its name and revision.
 
     A path of a base is relative to the working directory, as for peft, or to the adapter.
 

@@ -17,11 +17,11 @@ from typing import Any, Final
 import numpy as np
 
 from swiftlet_models import architectures, sources
-from swiftlet_models.adapters import ADAPTER, TENSORS, Adapter
+from swiftlet_models.adapters import ADAPTER, TENSORS, Adapter, is_adapter, read_adapter
 from swiftlet_models.artifact import Embedding, Head, Outputs, Problem
 from swiftlet_models.checkpoint_tensors import PICKLE, SAFETENSORS, ConversionError, open_tensors, read_object
 from swiftlet_models.parameters import ParametersError, Sizes, check_sizes, configure, expected_parameters
-from swiftlet_models.tensors import Matrix, Weights, WeightsError, blocks
+from swiftlet_models.tensors import Matrix, Weights, are_equal, is_finite
 
 TOKENIZER_FILES: Final = (
     "tokenizer.json",
@@ -106,6 +106,11 @@ class ConvertedCheckpoint:
     ignored: tuple[str, ...]  # tensors of the source that the model does not use
     source: Mapping[str, Any]  # directory name, or hub id and revision
 
+    @property
+    def network(self) -> tuple[str, Mapping[str, Any], Head, int, Embedding | None]:
+        """The description of the network, as `heads.build` takes it."""
+        return self.architecture, self.config, self.head, self.width, self.embedding
+
 
 def locate(source: str, revision: str | None = None) -> tuple[Path, dict[str, Any]]:
     """Returns the directory of a source, and its origin for the manifest.
@@ -143,6 +148,15 @@ def locate(source: str, revision: str | None = None) -> tuple[Path, dict[str, An
             f"{source!r} is not in the local cache and cannot be downloaded: {_HUB.get(kind, kind)}."
         ) from None
     return path, {"hub": source, "revision": path.name}  # the directory of a snapshot has the name of its commit
+
+
+def find_adapter(directory: Path) -> Adapter | None:
+    """Returns the adapter in a directory, with its base; None if the directory holds no adapter.
+
+    Raises:
+        ConversionError: as `read_adapter` and `locate`.
+    """
+    return read_adapter(directory, lambda *base: locate(*base)[0]) if is_adapter(directory) else None
 
 
 @contextmanager
@@ -364,11 +378,7 @@ class _Checkpoint:
             raise ConversionError(f"the tensor {name} has shape {tensor.shape}, not {shape}.")
         if tensor.dtype.kind != "f":
             raise ConversionError(f"the tensor {name} holds no floating-point numbers.")
-        try:
-            is_finite = all(np.isfinite(tensor[rows]).all() for rows in blocks(tensor))
-        except WeightsError:
-            is_finite = False
-        if not is_finite:
+        if not is_finite(tensor):
             raise ConversionError(f"the tensor {name} holds values that are not finite.")
 
     def check_tied(self) -> None:
@@ -377,9 +387,7 @@ class _Checkpoint:
             if copy not in self.weights:
                 continue
             tensor, own = self.weights.pop(copy), self.weights.get(parameter)
-            if own is not None and (
-                tensor.shape != own.shape or not all(np.array_equal(tensor[rows], own[rows]) for rows in blocks(own))
-            ):
+            if own is not None and not are_equal(tensor, own):
                 tied = self.names.get(parameter, parameter)
                 raise ConversionError(f"the tensor {self.names[copy]} is not tied to {tied}.")
 

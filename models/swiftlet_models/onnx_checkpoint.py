@@ -13,10 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import IO, Final
 
-import numpy as np
-
 from swiftlet_models.graphs.reader import Graph, Node, Opener, read_graph
-from swiftlet_models.tensors import FLOATS, Matrix, Tensor, Weights, WeightsError, blocks, strided
+from swiftlet_models.tensors import FLOATS, Matrix, Tensor, Weights, WeightsError, are_equal, strided
 
 _PARAMETER: Final = re.compile(r"\w+(\.\w+)+", re.ASCII)
 _QUANTISED: Final = re.compile(r"uantizeLinear|QLinear|Integer$")  # operations
@@ -71,7 +69,7 @@ def _named(graph: Graph) -> dict[str, Matrix]:
             raise GraphError("the layer of a matrix cannot be told")
         matrix = strided(replace(tensor, shape=tensor.shape[::-1]), (1, tensor.shape[1]))
         name = f"{layer}.weight"
-        if name in named and sources.get(name) != tensor and not _equal(named[name], matrix):
+        if name in named and sources.get(name) != tensor and not are_equal(named[name], matrix):
             raise GraphError("two matrices seem to belong to the same layer")
         named.setdefault(name, matrix)
         sources.setdefault(name, tensor)
@@ -99,7 +97,3 @@ def _layer(node: Node, biases: Mapping[str, str]) -> str | None:
     path = ".".join(node.name.split("/")[1:-1])
     bias = next((biases[name].removesuffix(_BIAS) for name in node.outputs if name in biases), "")
     return (path if path.startswith(f"{bias}.") or not bias else bias) or None
-
-
-def _equal(a: Matrix, b: Matrix) -> bool:
-    return a.shape == b.shape and all(np.array_equal(a[rows], b[rows]) for rows in blocks(a))

@@ -180,6 +180,19 @@ def blocks(matrix: Matrix) -> Iterator[slice]:
     yield from (slice(start, min(start + step, len(matrix))) for start in range(0, len(matrix), step))
 
 
+def is_finite(matrix: Matrix) -> bool:
+    """Returns whether all numbers of a matrix are finite in fp32. Reads all of it."""
+    try:
+        return all(np.isfinite(matrix[rows]).all() for rows in blocks(matrix))
+    except WeightsError:  # the matrix found it out
+        return False
+
+
+def are_equal(a: Matrix, b: Matrix) -> bool:
+    """Returns whether two matrices have the same shape and numbers."""
+    return a.shape == b.shape and all(np.array_equal(a[rows], b[rows]) for rows in blocks(a))
+
+
 def block_of(columns: int) -> int | None:
     """Returns the largest power of two up to BLOCK that divides a row, or None if it is too small."""
     block = BLOCK

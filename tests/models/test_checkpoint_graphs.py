@@ -1,4 +1,4 @@
-"""The parameters in ONNX graphs of torch's exporters are those of the checkpoint, or the graph is refused."""
+"""Tests of weights in ONNX graphs: the parameters that torch exported are found again, or the graph is refused."""
 
 from __future__ import annotations
 

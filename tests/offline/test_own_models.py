@@ -1,4 +1,4 @@
-"""Checkpoints as users have them become models with one word: the task is inferred, and answers are the reference's."""
+"""Tests of imports without options: the task is inferred, and the answers equal those of the reference packages."""
 
 from __future__ import annotations
 

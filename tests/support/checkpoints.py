@@ -250,8 +250,7 @@ class Converted(ConvertedCheckpoint):
 
     @cached_property
     def model(self) -> Model:
-        parts = self.architecture, self.config, self.head, self.width, self.embedding
-        return fill(build(*parts), self.weights)
+        return fill(build(*self.network), self.weights)
 
 
 def convert(directory: Path, head: Head, outputs: Outputs = "labels", **options: Any) -> Converted:

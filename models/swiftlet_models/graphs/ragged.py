@@ -165,7 +165,7 @@ def _by_output(matrix: Matrix) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
 
 
 def _signed(matrix: Matrix) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Returns a matrix (N, K) as signed numbers of 8 bits, (K, N), and its N scales."""
+    """Returns a matrix (N, K) in signed 8 bits, transposed to (K, N), and the scales of its outputs, (N,)."""
     weight, scale = _by_output(matrix)
     return (weight ^ ZERO).view(np.int8).T, scale
 

@@ -50,7 +50,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """The tensors by name, and the operations in their order."""
+    """A graph: its tensors by name, and its operations in order."""
 
     initializers: dict[str, Tensor] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)

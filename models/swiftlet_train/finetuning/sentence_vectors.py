@@ -97,8 +97,7 @@ def load_sentence_teacher(package: str) -> tuple[Model, Tokenizer, int]:
     with convert.convert(
         encoder.checkpoint, "embedding", "hidden", embedding=encoder.embedding, parameters=encoder.dense
     ) as converted:
-        parts = converted.architecture, converted.config, converted.head, converted.width, converted.embedding
-        model = fill(build(*parts), converted.weights)
+        model = fill(build(*converted.network), converted.weights)
     max_tokens = min(model.encoder.max_tokens, encoder.max_tokens or model.encoder.max_tokens)
     return model, Tokenizer.from_directory(encoder.checkpoint), max_tokens
 

@@ -33,8 +33,7 @@ def load_teacher(package: str) -> TeacherCheckpoint:
         ConversionError: the package is not installed, or holds no checkpoint with layers like BERT's.
     """
     with convert.convert(find_checkpoint(package), "masked_lm", "vocabulary", encoder_only=True) as converted:
-        parts = converted.architecture, converted.config, converted.head, converted.width
-        encoder = fill(build(*parts), converted.weights).encoder
+        encoder = fill(build(*converted.network), converted.weights).encoder
     traits = encoder.config.traits()
     if traits.bottleneck is not None or traits.embedding.projection != "none" or len(traits.feed_forward) != 1:
         raise ConversionError(f"the teacher's package {package} holds no checkpoint of a BERT.")

@@ -126,7 +126,9 @@ def check(artifacts: tuple[str, ...], engine: str) -> None:
 
 @main.command("import")
 @click.argument("source")
-@click.option("--task", type=click.Choice(tasks.names()), help="Task of the checkpoint. Default: what its files tell.")
+@click.option(
+    "--task", type=click.Choice(tasks.names()), help="Task of the checkpoint. Default: inferred from its files."
+)
 @click.option("--name", help="Name of the artifact. Default: the name of the source.")
 @click.option("--revision", help="Commit, tag or branch of a hub repository. The artifact records the commit.")
 @click.option("--out", type=Directory, default="artifacts", show_default=True, help="Folder to write the artifact to.")

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Final
 
 from swiftlet_models import convert
-from swiftlet_models.adapters import is_adapter, read_adapter
 from swiftlet_models.artifact import MANIFEST
 from swiftlet_serve import build_info
 from swiftlet_serve.errors import SetupError
@@ -80,9 +79,8 @@ class ModelCache:
             SetupError: the checkpoint cannot be served, or the cache cannot be written.
         """
         directory, origin = convert.locate(source.source, source.revision)
-        parts = [directory]
-        if is_adapter(directory):
-            parts.append(read_adapter(directory, lambda *base: convert.locate(*base)[0]).base)
+        adapter = convert.find_adapter(directory)
+        parts = [directory, adapter.base] if adapter else [directory]
         key = f"{source.name}-{self._digest(parts, source)}"
         entry = self._root / key
         path = entry / source.name

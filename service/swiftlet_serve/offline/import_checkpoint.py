@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from swiftlet_models import checkpoint_card, convert, setfit, sources, tokenizer_check
 from swiftlet_models import sentence_transformers as sentences
-from swiftlet_models.adapters import is_adapter, read_adapter
 from swiftlet_models.artifact import IMPORTED, LANGUAGE, NAME, Artifact, Manifest, Pooling, Precision
 from swiftlet_models.checkpoint_tokenizer import read_limits
 from swiftlet_models.parameters import configure
@@ -68,7 +67,7 @@ def import_checkpoint(
     directory, origin = convert.locate(source, revision)
     if refusal := sources.refusal(str(directory)):  # of a repository on the hub
         raise SetupError(refusal)
-    adapter = read_adapter(directory, lambda *base: convert.locate(*base)[0]) if is_adapter(directory) else None
+    adapter = convert.find_adapter(directory)
     if task is None:
         task = "embed" if pooling else infer_task(directory, source, adapter.settings if adapter else None)
         report(f"the task is {task}")

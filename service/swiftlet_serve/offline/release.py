@@ -33,7 +33,7 @@ from swiftlet_models.artifact import (
 from swiftlet_models.folding import FoldingError, fold
 from swiftlet_models.graphs.ragged import in_fp32
 from swiftlet_models.parameters import ParametersError
-from swiftlet_models.tensors import Matrix, Weights, WeightsError, blocks
+from swiftlet_models.tensors import Matrix, Weights, WeightsError, blocks, is_finite
 from swiftlet_models.tokenizer import Encoding, Tokenizer
 from swiftlet_models.weights import open_weights, save_weights
 from swiftlet_serve import evaluation, tasks
@@ -69,7 +69,6 @@ MAX_ROUNDING: Final = 0.05  # of a matrix, relative: in a block of 128, half a s
 MAX_LOSS: Final = 0.5  # points that int8 or bf16 may lose on a data file
 SLACK: Final = 2.0  # tolerance as a multiple of the deviation on this machine: other CPUs round differently
 
-
 LADDER: Final[Sequence[Precision]] = ("int8", "bf16", "fp32")  # the smallest first
 DAMAGED: Final = "No artifact is written. Train or download the checkpoint again."
 
@@ -94,19 +93,13 @@ class Draft:
             ReleaseError: a parameter is NaN or infinite, or missing, or the network cannot be folded.
         """
         for name, weight in self.weights.items():
-            try:
-                is_finite = all(np.isfinite(weight[rows]).all() for rows in blocks(weight))
-            except WeightsError:
-                is_finite = False
-            if not is_finite:
+            if not is_finite(weight):
                 raise ReleaseError(f"The network's parameter {name} holds NaN or infinity. {DAMAGED}")
         try:
             folded = fold(self.manifest.architecture, self.manifest.config, self.weights, 1, self.manifest.embedding)
         except (FoldingError, ParametersError) as error:
             raise ReleaseError(f"The network cannot be served: {error}.") from None
-        engine = RaggedOnnx(folded, in_fp32, threads=usable_cores())
-        whole = [Encoding(text.input_ids, text.token_type_ids, text.focus) for text in encodings]  # not only the top k
-        return [engine.run(Batch.of([text]))[0] for text in whole]
+        return _run_and_close(RaggedOnnx(folded, in_fp32, threads=usable_cores()), encodings)
 
 
 @dataclass(frozen=True)
@@ -163,6 +156,9 @@ def release(
         if not all(np.isfinite(rows).all() for rows in exact_rows):
             raise ReleaseError(f"The network answers built-in texts with NaN or infinity. {DAMAGED}")
         exact = stage = _Stage(
+            draft=draft,
+            encodings=encodings,
+            exact=exact_rows,
             path=Path(temporary, "fp32"),
             manifest=replace(draft.manifest, precision="fp32", tolerance=FP32_TOLERANCE),
             measure=measure,
@@ -170,23 +166,21 @@ def release(
             progress=progress,
             card=dict(draft.card) | {"scores": {}},
         )
-        answers = golden(encodings, exact_rows)
         fp32 = None
         if measure or also or draft.manifest.precision == "fp32":
-            exact.write(draft, answers)
+            exact.write()
             fp32 = exact.record_scores()
         for precision in LADDER[LADDER.index(draft.manifest.precision) :]:
             if precision == "fp32":
                 stage = exact
                 if not stage.path.exists():
-                    stage.write(draft, answers)
+                    stage.write()
                     stage.record_scores()
                 break
             report(f"rounding to {precision}")
             manifest = replace(exact.manifest, precision=precision)
-            stage, refusal = replace(exact, path=Path(temporary, precision), manifest=manifest).round(
-                draft, encodings, exact_rows, answers, fp32, max_loss
-            )
+            stage = replace(exact, path=Path(temporary, precision), manifest=manifest)
+            stage, refusal = stage.round(fp32, max_loss)
             if not refusal:
                 break
             if strict:
@@ -215,14 +209,14 @@ def release(
 
 def golden(encodings: Sequence[Encoding], rows: Outputs) -> dict[str, NDArray[Any]]:
     """Returns the arrays of `golden.npz`: sequences end to end, and the network's outputs for each of them alone."""
-    outputs = np.concatenate(rows)
+    outputs, batch = np.concatenate(rows), Batch.of(encodings)
     columns = np.unique(np.linspace(0, outputs.shape[1] - 1, GOLDEN_COLUMNS).astype(np.int64))
     return {
-        "input_ids": np.concatenate([encoding.input_ids for encoding in encodings]),
-        "token_type_ids": np.concatenate([encoding.token_type_ids for encoding in encodings]),
-        "offsets": np.cumsum([0, *(len(encoding.input_ids) for encoding in encodings)]),
-        "focus": np.concatenate([encoding.focus for encoding in encodings]),
-        "focus_offsets": np.cumsum([0, *(len(encoding.focus) for encoding in encodings)]),
+        "input_ids": batch.input_ids,
+        "token_type_ids": batch.token_type_ids,
+        "offsets": batch.offsets,
+        "focus": batch.focus,
+        "focus_offsets": batch.focus_offsets,
         "columns": columns,
         "rows": outputs[:, columns].astype(np.float32),
     }
@@ -267,6 +261,9 @@ def golden_encodings(tokenizer: Tokenizer, manifest: Manifest) -> list[Encoding]
 class _Stage:
     """An artifact in the making. `card` collects the results, and is written at the end."""
 
+    draft: Draft
+    encodings: Sequence[Encoding]  # of the golden inputs
+    exact: Outputs  # of the network in fp32 for them
     path: Path
     manifest: Manifest
     measure: Measure | None
@@ -274,11 +271,12 @@ class _Stage:
     progress: Progress | None
     card: dict[str, Any] = field(default_factory=dict)
 
-    def write(self, draft: Draft, answers: Mapping[str, Any]) -> None:
+    def write(self) -> None:
         """Writes all files but the manifest. The card is empty for now."""
         self.path.mkdir()
-        draft.tokenizer.save(self.path / TOKENIZER)
-        save_weights(self.path / WEIGHTS, draft.weights, self.manifest.precision)
+        self.draft.tokenizer.save(self.path / TOKENIZER)
+        save_weights(self.path / WEIGHTS, self.draft.weights, self.manifest.precision)
+        answers: dict[str, Any] = golden(self.encodings, self.exact)
         np.savez_compressed(self.path / GOLDEN, **answers)
         (self.path / CARD).write_text("{}\n", "utf-8")
 
@@ -299,9 +297,9 @@ class _Stage:
 
     def record_ranges(self) -> None:
         """Writes ranges of activations from the texts of the data file, if there is one and the network has them."""
-        artifacts.seal(self.path, self.manifest)
         if self.measure is None:
             return
+        artifacts.seal(self.path, self.manifest)
         try:
             model = open_model(self.path, "onnx_cpu")
             self.card["activations"] = write_ranges(model, self.measure.data, self.measure.limit)
@@ -313,25 +311,17 @@ class _Stage:
         self.report(f"measuring {label or self.manifest.precision} on {measure.data.name}")
         return evaluate(model, measure.data, limit=measure.limit, skip=measure.skip, progress=self.progress)
 
-    def round(
-        self,
-        draft: Draft,
-        encodings: Sequence[Encoding],
-        exact_rows: Outputs,
-        answers: Mapping[str, Any],
-        fp32: Evaluation | None,
-        max_loss: float,
-    ) -> tuple[_Stage, str]:
+    def round(self, fp32: Evaluation | None, max_loss: float) -> tuple[_Stage, str]:
         """Writes the weights in the stage's precision, and compares their answers with those of fp32.
 
         Returns the stage with its tolerance, and why the precision is refused: a clause, or an empty text.
         """
         precision = self.manifest.precision
         try:
-            self.write(draft, answers)
+            self.write()
         except WeightsError:
             return self, "cannot hold a weight, which is too large"
-        _check_rounding(self.path / WEIGHTS, draft.weights, precision)
+        _check_rounding(self.path / WEIGHTS, self.draft.weights, precision)
         if precision == "int8":
             self.record_ranges()
         try:
@@ -343,7 +333,7 @@ class _Stage:
             self.card[precision] = _compare(fp32, rounded)
         else:
             self.card[precision] = "compared with fp32 on the golden inputs only"
-        kept = stage.record_fidelity(stage.host_serving(), encodings, exact_rows)
+        kept = stage.record_fidelity(stage.host_serving())
         served = stage.record_native_scores(fp32) or rounded
         verdict = judge(fp32, served, kept, max_loss)
         if verdict.warning:
@@ -413,12 +403,10 @@ class _Stage:
         self.card["native"] |= {"scores": summary(evaluation)["scores"]} | _compare(fp32, evaluation)
         return evaluation
 
-    def record_fidelity(self, engine: Engine, encodings: Sequence[Encoding], exact: Outputs) -> Fidelity:
+    def record_fidelity(self, engine: Engine) -> Fidelity:
         """Records and returns the fidelity of the answers to built-in texts, and closes the engine."""
-        whole = [Encoding(text.input_ids, text.token_type_ids, text.focus) for text in encodings]  # not only the top k
-        kept = fidelity(self.manifest, exact, [engine.run(Batch.of([text]))[0] for text in whole])
+        kept = fidelity(self.manifest, self.exact, _run_and_close(engine, self.encodings))
         self.card["fidelity"] = {"engine": engine.title, **asdict(kept)}
-        engine.close()
         return kept
 
     @property
@@ -447,6 +435,14 @@ def find_errors(model: LoadedModel, weaknesses: Sequence[Weakness], report: Repo
                 del known["texts"]
             errors.append(known | {"answer": answer})
     return errors
+
+
+def _run_and_close(engine: Engine, encodings: Sequence[Encoding]) -> Outputs:
+    """Returns the outputs for each sequence alone, all of them and not only the top k. Then closes the engine."""
+    whole = [Encoding(text.input_ids, text.token_type_ids, text.focus) for text in encodings]
+    rows = [engine.run(Batch.of([text]))[0] for text in whole]
+    engine.close()
+    return rows
 
 
 def _compare(fp32: Evaluation, rounded: Evaluation) -> dict[str, Any]:
