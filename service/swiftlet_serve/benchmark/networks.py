@@ -75,10 +75,8 @@ class Network:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of the parameters, by name."""
-        from safetensors import safe_open
-
-        with safe_open(self.artifact.file(SAFETENSORS), "numpy") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  # no mapping
+        with open_weights(self.artifact.file(SAFETENSORS)) as weights:
+            return {name: weight.shape for name, weight in weights.items()}
 
 
 def released_network(name: str, runs: Path, progress: Progress) -> Network:
