@@ -21,7 +21,7 @@ from swiftlet_models.adapters import ADAPTER, TENSORS, Adapter, is_adapter, read
 from swiftlet_models.artifact import Embedding, Head, Outputs, Problem
 from swiftlet_models.checkpoint_tensors import PICKLE, SAFETENSORS, ConversionError, open_tensors, read_object
 from swiftlet_models.parameters import ParametersError, Sizes, check_sizes, configure, expected_parameters
-from swiftlet_models.tensors import Matrix, Weights, are_equal, is_finite
+from swiftlet_models.tensors import Matrix, Weights, are_equal, in_parts, is_finite
 
 TOKENIZER_FILES: Final = (
     "tokenizer.json",
@@ -247,8 +247,9 @@ def _translate_config(architecture: str, settings: Mapping[str, Any]) -> dict[st
         if settings.get(key, only) != only:
             raise ConversionError(f"config.json: {key} {settings[key]!r} is not supported, only {only!r}.")
     defaults = {field.name: field.default for field in fields(module.Config)} | dict(module.IMPLIED)
-    config = {key: settings.get(key, default) for key, default in defaults.items()}
     try:
+        settings = getattr(module, "translate", dict)(settings)
+        config = {key: settings.get(key, default) for key, default in defaults.items()}
         module.Config(**config)
     except ValueError as error:
         raise ConversionError(f"config.json: {error}") from None
@@ -295,16 +296,18 @@ class _Checkpoint:
         self.architecture, self.head = architecture, head
         self.config = configure(architecture, config)
         self.unread = (*_IGNORED, *module.UNREAD)
-        self.zeros = {_rename(name, head, ()) for name in getattr(module, "OMITTED", ())}
-        transposed = [_rename(pattern, head, ()) for pattern in module.TRANSPOSED]
+        omitted = getattr(module, "OMITTED", ())
+        self.zeros = [pattern for pattern, setting in omitted if not (setting and getattr(self.config, setting))]
+        self.transposed = module.TRANSPOSED
         self.weights: dict[str, Matrix] = {}
         self.names: dict[str, str] = {}  # of the tensors, by parameter
         self.ignored: list[str] = []
-        for name, tensor in sorted(_split(tensors, getattr(module, "FUSED", ())).items()):
-            parameter = _rename(name, head, (*names, *module.NAMES))
+        names = (*names, *getattr(module, "OF_HEAD", {}).get(head, ()), *module.NAMES)
+        for name, tensor in sorted(self.split(tensors, getattr(module, "FUSED", ()), names)):
+            parameter = _rename(name, head, names)
             if parameter in self.weights:
                 raise ConversionError(f"the tensors {self.names[parameter]} and {name} name the same parameter.")
-            if any(re.fullmatch(pattern, parameter) for pattern in transposed):
+            if self.is_any(parameter, self.transposed):
                 tensor = np.ascontiguousarray(np.asarray(tensor).T)
             self.weights[parameter], self.names[parameter] = tensor, name
         for copy, parameter in _TIED.items():  # a file may hold the copy alone, as ONNX graphs do
@@ -325,7 +328,7 @@ class _Checkpoint:
             expected, sizes = expected_parameters(self.config, shapes, None)
             if not encoder_only:
                 table = self.table(embedding)
-                if table and table not in shapes.keys() | self.zeros:
+                if table and table not in shapes:
                     raise _NoHead
                 if table == "head.output.weight" and width:
                     shapes[table] = width, self.config.hidden_size
@@ -336,7 +339,7 @@ class _Checkpoint:
             self.leave_out(parameter, encoder_only=encoder_only)
         for parameter, shape in expected.items():
             if parameter not in self.weights:
-                if parameter not in self.zeros:
+                if not self.is_any(parameter, self.zeros):
                     raise (
                         _NoHead
                         if parameter.startswith("head.")
@@ -350,6 +353,33 @@ class _Checkpoint:
         except ParametersError as error:
             raise ConversionError(f"the weights do not fit config.json: {error}.") from None
         return sizes
+
+    def is_any(self, parameter: str, patterns: Sequence[str]) -> bool:
+        """Returns whether a parameter has a name of an architecture file, in which each head has its own prefix."""
+        name = re.sub(r"^head\.", f"{self.head}.", parameter)
+        return any(re.fullmatch(pattern, name) for pattern in patterns)
+
+    def split(
+        self, tensors: Weights, fused: Sequence[tuple[str, Sequence[str]]], names: Sequence[tuple[str, str]]
+    ) -> Iterator[tuple[str, Matrix]]:
+        """Yields tensors, and those that hold several parameters side by side in parts, each with its own name."""
+        for name, tensor in tensors.items():
+            parts = [
+                re.sub(pattern, part, name)
+                for pattern, several in fused
+                if re.search(pattern, name)
+                for part in several
+            ]
+            if not parts:
+                yield name, tensor
+                continue
+            axis = -1 if self.is_any(_rename(parts[0], self.head, names), self.transposed) else 0
+            if not tensor.shape or tensor.shape[axis] % len(parts):
+                raise ConversionError(f"the tensor {name} cannot be split into {len(parts)} parameters.")
+            if axis == 0 and len(tensor.shape) > 1:
+                yield from zip(parts, in_parts(tensor, len(parts)), strict=True)
+            else:
+                yield from zip(parts, np.split(np.asarray(tensor), len(parts), axis), strict=True)
 
     def table(self, embedding: Embedding | None) -> str | None:
         """Returns the name of a matrix that the head must have; None if it has none of its own."""
@@ -390,22 +420,6 @@ class _Checkpoint:
             if own is not None and not are_equal(tensor, own):
                 tied = self.names.get(parameter, parameter)
                 raise ConversionError(f"the tensor {self.names[copy]} is not tied to {tied}.")
-
-
-def _split(tensors: Weights, fused: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Matrix]:
-    """Splits tensors that hold several parameters side by side. Each part gets the name of its parameter."""
-    parts: dict[str, Matrix] = {}
-    for name, tensor in tensors.items():
-        names = [
-            re.sub(pattern, part, name) for pattern, several in fused if re.search(pattern, name) for part in several
-        ]
-        if not names:
-            parts[name] = tensor
-        elif not tensor.shape or tensor.shape[-1] % len(names):
-            raise ConversionError(f"the tensor {name} cannot be split into {len(names)} parameters.")
-        else:
-            parts |= zip(names, np.split(np.asarray(tensor), len(names), -1), strict=True)
-    return parts
 
 
 def _rename(name: str, head: Head, names: Sequence[tuple[str, str]]) -> str:

@@ -19,12 +19,12 @@ in memory as a whole.
 `words` the word table (V, E). I is the number of a layer and J the number of a feed-forward network:
 
     embeddings.position, .token_type and .projection (if there is one), .norm (LayerNorm only)
+    rotation.THETA (P, D)
     position_bias (A, 2 P - 1) for P positions: the distance d from a query to a key has the column P - 1 + d
     layers.I.key_value, .query_residual (the residual only with a bottleneck), .output, .leave (with a bottleneck)
     layers.I.key, .value, .query, and B with B.norm for each bottleneck B, if these have a LayerNorm
     layers.I.feed_forward.J.inner, .outer
-    head.transform, .norm (if there is one), .decoder; or head.pooler (if there is one), .output. A head that only pools
-    has neither.
+    head.transform or .pooler, .norm (if there is one), then .decoder or .output. A head that only pools has none.
 
 Each product that ends in a residual addition, X, has the vector X.gain (NoNorm) or the vectors X.norm (LayerNorm). If
 the norms precede, it has neither, and there are layers.I.attention_norm, .feed_forward.J.norm and final_norm. A norm is
@@ -43,7 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models import architectures
-from swiftlet_models.architectures.traits import BottleneckTraits, PositionBias, Traits
+from swiftlet_models.architectures.traits import AttentionTraits, BottleneckTraits, PositionBias, Traits
 from swiftlet_models.artifact import Artifact, Embedding, Pooling
 from swiftlet_models.errors import ModelError
 from swiftlet_models.parameters import Sizes, check_artifact, check_parameters, configure
@@ -52,6 +52,7 @@ from swiftlet_models.program import (
     WORDS,
     Attend,
     Block,
+    Gate,
     Index,
     LookUp,
     Multiply,
@@ -59,6 +60,7 @@ from swiftlet_models.program import (
     Place,
     Program,
     Read,
+    Rotate,
     Step,
 )
 from swiftlet_models.tensors import Computed, Matrix, Weights
@@ -124,7 +126,8 @@ def fold(
     traits = own.traits()
     _check_traits(traits)
     network = _Network(traits, sizes, weights)
-    network.fold_encoder(embedding.pooling if embedding else "cls")
+    classifies = "head.pooler.weight" in weights
+    network.fold_encoder(embedding.pooling if embedding else traits.classifier_pooling if classifies else "cls")
     network.fold_head(own.pooler, own.prediction_act, embedding)
     folded = network.folded()
     _check_widths(folded, multiple)
@@ -149,6 +152,8 @@ def _check_traits(traits: Traits) -> None:
     unsupported = {
         "a NoNorm or a bottleneck is preceded by a norm": traits.norm_position == "before"
         and (traits.norm == "no_norm" or traits.bottleneck is not None),
+        "a gate or a rotation meets a bottleneck": traits.bottleneck is not None
+        and (any(part.theta for part in traits.attention) or any(part.gated for part in traits.feed_forward)),
         "the embeddings have a NoNorm without a projection in front": embedding.norm == "no_norm"
         and embedding.projection != "words",
         "the trigram is not projected": embedding.window > 1 and embedding.projection != "words",
@@ -213,7 +218,9 @@ class _Network:
 
     def take_tables(self) -> None:
         traits, source = self.traits.embedding, "encoder.embeddings."
-        tables = {"embeddings.position": self.array(source + "position.weight")[traits.position_offset :]}
+        tables = {}
+        if traits.positions:
+            tables["embeddings.position"] = self.array(source + "position.weight")[traits.position_offset :]
         if traits.token_types:
             tables["embeddings.token_type"] = self.array(source + "token_type.weight")
         elif source + "token_type.weight" in self.weights:
@@ -234,6 +241,11 @@ class _Network:
         longest = self.sizes.positions
         table = self.array("encoder.position_bias.weight")  # (buckets, A)
         self.vectors["position_bias"] = table[[bias.bucket(d) for d in range(1 - longest, longest)]].T
+
+    def take_rotations(self) -> None:
+        depth = self.sizes.inner // self.traits.heads
+        for part in dict.fromkeys(replace(part, window=None) for part in self.traits.attention if part.theta):
+            self.vectors[_rotation(part.theta)] = part.turns(self.sizes.positions, depth)
 
     def take_layer(self, name: str, source: str) -> None:
         self.take_attention(name, source)
@@ -267,7 +279,7 @@ class _Network:
         if bottleneck:
             query = _stack(query, self.bottleneck(source + bottleneck.residual))
         self.products[name + "query_residual"] = query
-        if self.norm_first:
+        if self.norm_first and source + "attention_norm.weight" in self.weights:
             self.take_norm(name + "attention_norm", source + "attention_norm")
         self.take_residual_product(name + "output", source, "output", "attention_norm")
 
@@ -284,6 +296,10 @@ class _Network:
         self.widths[out] = self.products[name].matrix.shape[0]
         return Multiply(out, x, name, activation=activation, exact=exact)
 
+    def rotated(self, attention: AttentionTraits, place: Place) -> Iterator[Step]:
+        if attention.theta:
+            yield Rotate(place, _rotation(attention.theta), self.traits.heads)
+
     def add_and_norm(self, out: str, x: str, name: str, residual: Place) -> Iterator[Step]:
         """Yields a product with a residual, and the norm that follows, unless the norms precede."""
         gain = name + ".gain" if self.traits.norm == "no_norm" else None
@@ -296,16 +312,18 @@ class _Network:
         self.take_tables()
         if traits.position_bias:
             self.take_position_bias(traits.position_bias)
+        self.take_rotations()
         self.blocks.append(Block(tuple(self.embeddings())))
         names = list(dict.fromkeys(traits.layers))  # of distinct layers
         for i, name in enumerate(names):
             self.take_layer(f"layers.{i}.", f"encoder.{name}.")
-        layers = [f"layers.{names.index(name)}." for name in traits.layers]
+        attention = traits.attention or (AttentionTraits(),) * len(traits.layers)
+        layers = [(f"layers.{names.index(name)}.", own) for name, own in zip(traits.layers, attention, strict=True)]
         pools = pooling != "cls"
-        for name, run in groupby(layers if pools else layers[:-1]):
-            self.blocks.append(Block(tuple(self.layer(name)), len(list(run))))
+        for layer, run in groupby(layers if pools else layers[:-1]):
+            self.blocks.append(Block(tuple(self.layer(*layer)), len(list(run))))
         if not pools:
-            self.blocks.append(Block(tuple(self.layer(layers[-1], reads=True))))
+            self.blocks.append(Block(tuple(self.layer(*layers[-1], reads=True))))
         end: list[Step] = []
         if self.norm_first:
             self.take_norm("final_norm", "encoder.norm")
@@ -324,7 +342,8 @@ class _Network:
             yield LookUp(Place(value, i * width, width), WORDS, word)
         projects_words = traits.projection == "words"
         to = self.place("hidden" if projects_words else value)
-        yield LookUp(to, "embeddings.position", "position", adds=not projects_words)
+        if traits.positions:
+            yield LookUp(to, "embeddings.position", "position", adds=not projects_words)
         if traits.token_types:
             yield LookUp(to, "embeddings.token_type", "token_type", adds=True)
         if projects_words:
@@ -334,43 +353,53 @@ class _Network:
         if traits.projection == "sum":
             yield self.multiply("hidden", "words", "embeddings.projection")
 
-    def layer(self, name: str, *, reads: bool = False) -> Iterator[Step]:
+    def layer(self, name: str, attention: AttentionTraits, *, reads: bool = False) -> Iterator[Step]:
         """Yields the steps of a layer. If it is the last one, the head `reads` a part of its rows."""
         traits, width = self.traits, self.sizes.inner
-        key, value = Place("key_value", 0, width), Place("key_value", width, width)
+        query, key, value = Place("query", 0, width), Place("key_value", 0, width), Place("key_value", width, width)
         residual = Place("query", width, width) if traits.bottleneck else self.place("hidden")
         if self.kept:
             yield from self.narrow_inputs(name, self.kept, reads=reads)
             key, value = Place("key", 0, width), Place("value", 0, width)
             residual = Place(f"narrow.{self.kept.residual}", 0, width)
         else:
-            x = "normed" if self.norm_first else "hidden"
-            preceding = [self.norm(x, "hidden", name + "attention_norm")] if self.norm_first else []
+            has_norm = name + "attention_norm.weight" in self.vectors
+            x = "normed" if has_norm else "hidden"
+            preceding = [self.norm(x, "hidden", name + "attention_norm")] if has_norm else []
+            turn_key = list(self.rotated(attention, key))
+            turn_query = list(self.rotated(attention, query))
             yield from preceding
             yield self.multiply("key_value", x, name + "key_value")
             if reads:
+                yield from turn_key
                 yield Read("hidden", "hidden")
                 yield from preceding
             yield self.multiply("query", x, name + "query_residual")
+            yield from turn_query if reads else [*turn_key, *turn_query]
         yield Attend(
             "attended",
-            query=Place("query", 0, width),
+            query=query,
             key=key,
             value=value,
             heads=traits.heads,
             causal=traits.causal,
+            window=attention.window,
             bias="position_bias" if traits.position_bias else None,
         )
         stream = "inner" if traits.bottleneck else "hidden"
         yield from self.add_and_norm(stream, "attended", name + "output", residual)
-        for j in range(len(traits.feed_forward)):
-            network = f"{name}feed_forward.{j}."
+        for j, parts in enumerate(traits.feed_forward):
+            network, x = f"{name}feed_forward.{j}.", stream
             if self.norm_first:
-                yield self.norm("normed", stream, network + "norm")
-            yield self.multiply(
-                "widened", "normed" if self.norm_first else stream, network + "inner", traits.activation
+                x = "normed"
+                yield self.norm(x, stream, network + "norm")
+            yield self.multiply("widened", x, network + "inner", None if parts.gated else traits.activation)
+            if parts.gated:
+                self.widths["gated"] = self.sizes.intermediate
+                yield Gate("gated", "widened", traits.activation)
+            yield from self.add_and_norm(
+                stream, "gated" if parts.gated else "widened", network + "outer", self.place(stream)
             )
-            yield from self.add_and_norm(stream, "widened", network + "outer", self.place(stream))
         if traits.bottleneck:
             yield from self.add_and_norm("hidden", "inner", name + "leave", self.place("hidden"))
 
@@ -403,24 +432,22 @@ class _Network:
         self.blocks.append(Block(tuple(self.head(pooler, prediction_act, embedding))))
 
     def head(self, pooler: str | None, prediction_act: str, embedding: Embedding | None) -> Iterator[Step]:
-        if "head.bias" in self.weights:  # of a language model
-            x, table = "hidden", self.words
-            if "head.transform.weight" in self.weights:
+        x, inner = "hidden", {"head.transform": prediction_act, "head.pooler": pooler}
+        for name, act in inner.items():
+            if name + ".weight" in self.weights:
                 x = "transformed"
-                self.products["head.transform"] = self.product("head.transform")
-                yield self.multiply(x, "hidden", "head.transform", prediction_act)
-                self.take_norm("head.norm", "head.norm")
-                yield self.norm(x, x, "head.norm")
+                self.products[name] = self.product(name)
+                yield self.multiply(x, "hidden", name, act)
+        if "head.norm.weight" in self.weights:
+            self.take_norm("head.norm", "head.norm")
+            yield self.norm(x, x, "head.norm")
+        if "head.bias" in self.weights:  # of a language model
+            table = self.words
             if "head.extra" in self.weights:
                 table = _beside(table, self.weights["head.extra"])
             self.products["head.decoder"] = Product(table, self.array("head.bias"))
             yield self.multiply("outputs", x, "head.decoder")
             return
-        x = "hidden"
-        if "head.pooler.weight" in self.weights:
-            x = "pooled"
-            self.products["head.pooler"] = self.product("head.pooler")
-            yield self.multiply(x, "hidden", "head.pooler", pooler)
         self.products["head.output"] = self.product("head.output")
         activation = "tanh" if embedding and embedding.dense == "tanh" else None
         yield self.multiply("outputs", x, "head.output", activation, exact=True)
@@ -431,10 +458,15 @@ def _check_widths(folded: Folded, multiple: int) -> None:
     program = folded.program
     widths = {width for value, width in program.widths.items() if value != "outputs"}
     widths |= {step.query.width // step.heads for step in program if isinstance(step, Attend)}
+    widths |= {step.x.width // step.heads // 2 for step in program if isinstance(step, Rotate)}
     widths |= {product.matrix.shape[1] for product in folded.products.values()}
     for width in sorted(widths):
         if width % multiple:
             raise FoldingError(f"one of the widths is {width}, which is not a multiple of {multiple}")
+
+
+def _rotation(theta: float | None) -> str:
+    return f"rotation.{theta}"
 
 
 def _scale(product: Product, factor: float) -> Product:

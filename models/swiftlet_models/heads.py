@@ -29,12 +29,13 @@ class Classification(nn.Module):
         super().__init__()
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if config.pooler else None
         self.act = ACTIVATIONS[config.pooler] if config.pooler else None
+        self.norm = _norm(config) if config.traits().classifier_norm else nn.Identity()
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.output = nn.Linear(config.hidden_size, width)
 
     def forward(self, rows: Tensor, words: Tensor) -> Tensor:  # noqa: ARG002  # all heads share one signature
         if self.pooler is not None and self.act is not None:
-            rows = self.act(self.pooler(rows))
+            rows = self.norm(self.act(self.pooler(rows)))
         out: Tensor = self.output(self.dropout(rows))
         return out
 
@@ -44,9 +45,15 @@ class TokenOutput(nn.Module):
 
     def __init__(self, config: Config, width: int) -> None:
         super().__init__()
+        self.transform: nn.Linear | None = None
+        if config.pooler and config.traits().classifier_norm:
+            self.transform = nn.Linear(config.hidden_size, config.hidden_size)
+            self.act, self.norm = ACTIVATIONS[config.pooler], _norm(config)
         self.output = nn.Linear(config.hidden_size, width)
 
     def forward(self, rows: Tensor, words: Tensor) -> Tensor:  # noqa: ARG002  # all heads share one signature
+        if self.transform is not None:
+            rows = self.norm(self.act(self.transform(rows)))
         out: Tensor = self.output(rows)
         return out
 
@@ -107,6 +114,10 @@ class SentenceVector(nn.Module):
         return out
 
 
+def _norm(config: Config) -> nn.LayerNorm:
+    return nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+
+
 def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
     """Returns the mean or the maximum over the tokens of each sequence, (B, S, H) -> (B, H). mask is (B, S)."""
     padding = ~mask[:, :, None]
@@ -122,7 +133,11 @@ class Model(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.head = head
-        self.pooling: Pooling = head.pooling if isinstance(head, SentenceVector) else "cls"
+        self.pooling: Pooling = "cls"
+        if isinstance(head, SentenceVector):
+            self.pooling = head.pooling
+        if isinstance(head, Classification):
+            self.pooling = encoder.config.traits().classifier_pooling
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor, lengths: Tensor, focus: Tensor) -> Tensor:
         """Runs B sequences and returns the outputs at N positions, (N, O).

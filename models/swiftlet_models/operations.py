@@ -29,6 +29,7 @@ class Operations:
     head: int  # per token that the head reads
     causal: bool = False  # whether a token attends only to itself and the tokens before it
     pools: bool = False  # whether the head reads the mean or the maximum of all tokens
+    windows: tuple[int | None, ...] = ()  # of each layer: as in `program.Attend`; empty: none has any
 
     @classmethod
     def of(
@@ -49,6 +50,8 @@ class Operations:
         bottlenecks = {bottleneck.query_key, bottleneck.value} - {None} if bottleneck else set()
         parts = {"key", "value", *(f"{name}.dense" for name in bottlenecks)}
         key_value = sum(size for name, size in layer.items() if name in parts)
+        by_text = traits.classifier_pooling if "head.pooler.weight" in shapes else "cls"
+        pooling = embedding.pooling if embedding else by_text
         return cls(
             embedding=sizes.get("encoder.embeddings.projection.weight", 0),
             layers=len(traits.layers),
@@ -57,7 +60,8 @@ class Operations:
             attention=2 * shapes[first + "key.weight"][0],
             head=_head(sizes, shapes),
             causal=traits.causal,
-            pools=embedding is not None and embedding.pooling != "cls",
+            pools=pooling != "cls",
+            windows=tuple(part.window for part in traits.attention),
         )
 
     def count(self, lengths: Sequence[int], focus_counts: Sequence[int]) -> int:
@@ -67,14 +71,21 @@ class Operations:
         """
         counts = lengths if self.pools else focus_counts  # of the last layer
         tokens, read = sum(lengths), sum(counts)
-        last_pairs = sum(map(self._pairs, lengths, counts))
+        *windows, last_window = self.windows or (None,) * self.layers
+        last_pairs = sum(self._pairs(*pair, last_window) for pair in zip(lengths, counts, strict=True))
         last = tokens * self.key_value + read * self.after_key_value + last_pairs * self.attention
-        pairs = sum(map(self._pairs, lengths, lengths))
-        inner = tokens * (self.key_value + self.after_key_value) + pairs * self.attention
-        return tokens * self.embedding + (self.layers - 1) * inner + last + sum(focus_counts) * self.head
+        inner = (self.layers - 1) * tokens * (self.key_value + self.after_key_value)
+        inner += sum(self._pairs(n, n, window) for window in windows for n in lengths) * self.attention
+        return tokens * self.embedding + inner + last + sum(focus_counts) * self.head
 
-    def _pairs(self, length: int, queries: int) -> int:
+    def _pairs(self, length: int, queries: int, window: int | None) -> int:
         """Returns the pairs of one of the last `queries` tokens and a token that it attends to."""
+        if window is not None:
+            reach = window // 2
+            before, after = (min(length - 1, reach), 0 if self.causal else min(length - 1, reach))
+            missing = sum(max(0, before - i) for i in range(length - queries, length))
+            missing += sum(max(0, after - i) for i in range(queries))
+            return queries * (1 + before + after) - missing
         return queries * length - (queries * (queries - 1) // 2 if self.causal else 0)
 
 

@@ -164,7 +164,7 @@ def check_artifact(artifact: Artifact, shapes: Shapes) -> None:
 
 def _head_of(shapes: Shapes) -> Head:
     if any(name.startswith("head.transform.") for name in shapes):
-        return "masked_lm"
+        return "token" if "head.output.weight" in shapes else "masked_lm"
     if "head.bias" in shapes:
         return "causal_lm"
     return "classification" if "head.pooler.weight" in shapes else "token"
@@ -184,12 +184,13 @@ class _Expected:
         first = f"encoder.{traits.layers[0]}."
         entry = f"{traits.bottleneck.residual}.dense" if traits.bottleneck else "query"
         self.inner, self.hidden = self._table(f"{first}{entry}.weight")
-        self.intermediate, _ = self._table(f"{first}{traits.feed_forward[0].inner}.weight")
+        network = traits.feed_forward[0]
+        self.intermediate = self._table(f"{first}{network.inner}.weight")[0] // (2 if network.gated else 1)
         self.vocabulary, self.embedding = self._table(_EMBEDDINGS + "word.weight")
-        self.rows, _ = self._table(_EMBEDDINGS + "position.weight")
+        self.rows = self._table(_EMBEDDINGS + "position.weight")[0] if traits.embedding.positions else 0
         self.token_types = self._table(_EMBEDDINGS + "token_type.weight")[0] if traits.embedding.token_types else 0
         self.outputs = 0
-        if self.rows <= traits.embedding.position_offset:
+        if traits.embedding.positions and self.rows <= traits.embedding.position_offset:
             raise ParametersError("there are no positions")
         if not traits.bottleneck and self.inner != self.hidden:
             raise ParametersError("without a bottleneck, the query has another width than the hidden states")
@@ -198,7 +199,7 @@ class _Expected:
         return Sizes(
             vocabulary=self.vocabulary,
             embedding=self.embedding,
-            positions=self.rows - self.traits.embedding.position_offset,
+            positions=self.rows - self.traits.embedding.position_offset if self.rows else self.config.positions,
             token_types=self.token_types,
             hidden=self.hidden,
             inner=self.inner,
@@ -220,9 +221,10 @@ class _Expected:
                 read = (bottleneck.value if part == "value" else bottleneck.query_key) if bottleneck else None
                 self._linear(layer + part, c, c if read else h)
             self._linear(layer + "output", c, c)
-            self._norm(layer + "attention_norm", c)
+            if traits.first_norm or name != traits.layers[0]:
+                self._norm(layer + "attention_norm", c)
             for network in traits.feed_forward:
-                self._linear(layer + network.inner, self.intermediate, c)
+                self._linear(layer + network.inner, self.intermediate * (2 if network.gated else 1), c)
                 self._linear(layer + network.outer, c, self.intermediate)
                 self._norm(layer + network.norm, c)
             if bottleneck:
@@ -238,7 +240,8 @@ class _Expected:
         if traits.projection == "none" and e != h:
             raise ParametersError("the words have another width than the layers")
         self.shapes[_EMBEDDINGS + "word.weight"] = self.vocabulary, e
-        self.shapes[_EMBEDDINGS + "position.weight"] = self.rows, summed
+        if traits.positions:
+            self.shapes[_EMBEDDINGS + "position.weight"] = self.rows, summed
         if traits.token_types:
             self.shapes[_EMBEDDINGS + "token_type.weight"] = self.token_types, summed
         elif _EMBEDDINGS + "token_type.weight" in self.given:
@@ -268,6 +271,10 @@ class _Expected:
             return
         if head == "classification" and self.config.pooler:
             self._linear("head.pooler", h, h)
+        if head == "token" and self.traits.classifier_norm:
+            self._linear("head.transform", h, h)
+        if head in ("classification", "token") and self.traits.classifier_norm:
+            self._norm("head.norm", h)
         self.outputs, _ = self._table("head.output.weight")
         self._linear("head.output", self.outputs, h)
 

@@ -66,6 +66,27 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class Gate:
+    """out = activation(the first half of x) times its second half."""
+
+    out: str
+    x: str
+    activation: str
+
+
+@dataclass(frozen=True)
+class Rotate:
+    """Turns each head's columns of a value by the angles of a row's position (RoPE: Su et al. 2021, arXiv:2104.09864).
+
+    Columns d and D / 2 + d of a head, which has D, are a point in a plane.
+    """
+
+    x: Place
+    table: str  # a vector (P, D): the cosines of a position's D / 2 angles, then their sines
+    heads: int
+
+
+@dataclass(frozen=True)
 class Attend:
     """out = attention. The query is scaled. Keys and values are those of all tokens of the row's sequence."""
 
@@ -88,7 +109,7 @@ class Read:
     how: How = "focus"
 
 
-Step = LookUp | Multiply | Norm | Attend | Read
+Step = LookUp | Multiply | Norm | Gate | Rotate | Attend | Read
 
 
 @dataclass(frozen=True)
@@ -153,20 +174,25 @@ def _may_join(first: Multiply, second: Multiply, result: str, others: Sequence[S
         return False
     if first.out in (first.x, second.out) or result in outputs:
         return False
+    others = [step for step in others if not isinstance(step, Rotate)]
     return not any(output(step) in outputs or getattr(step, "x", None) in outputs for step in others)
 
 
 def output(step: Step) -> str:
     """Returns the name of the value that a step computes."""
+    if isinstance(step, Rotate):
+        return step.x.value
     return step.out.value if isinstance(step, LookUp) else step.out
 
 
 def _moved(step: Step, value: str, starts: Mapping[str, int]) -> Step:
-    """Returns a step that reads the columns of some values in another value, where they begin at `starts`."""
+    """Returns a step that takes the columns of some values in another value, where they begin at `starts`."""
 
     def move(place: Place) -> Place:
         return Place(value, starts[place.value] + place.first, place.width) if place.value in starts else place
 
+    if isinstance(step, Rotate):
+        return replace(step, x=move(step.x))
     if isinstance(step, Attend):
         return replace(step, query=move(step.query), key=move(step.key), value=move(step.value))
     if isinstance(step, Multiply) and step.residual is not None:

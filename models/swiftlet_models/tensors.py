@@ -180,6 +180,20 @@ def blocks(matrix: Matrix) -> Iterator[slice]:
     yield from (slice(start, min(start + step, len(matrix))) for start in range(0, len(matrix), step))
 
 
+def in_parts(matrix: Matrix, count: int) -> Iterator[Matrix]:
+    """Yields equal parts of a matrix's rows, which are read when they are used."""
+    size = len(matrix) // count
+
+    def part(first: int) -> Matrix:
+        def rows(wanted: slice) -> Array:
+            start, stop, _ = wanted.indices(size)
+            return matrix[first + start : first + stop]
+
+        return Computed((size, *matrix.shape[1:]), matrix.dtype, rows)
+
+    yield from (part(i * size) for i in range(count))
+
+
 def is_finite(matrix: Matrix) -> bool:
     """Returns whether all numbers of a matrix are finite in fp32. Reads all of it."""
     try:

@@ -19,7 +19,20 @@ from hypothesis import strategies as st
 
 from swiftlet_models.artifact import Precision, open_artifact
 from swiftlet_models.folding import Folded, FoldingError, Product
-from swiftlet_models.program import WORDS, Attend, Block, LookUp, Multiply, Norm, Place, Program, Read, Step
+from swiftlet_models.program import (
+    WORDS,
+    Attend,
+    Block,
+    Gate,
+    LookUp,
+    Multiply,
+    Norm,
+    Place,
+    Program,
+    Read,
+    Rotate,
+    Step,
+)
 from swiftlet_models.tensors import round_to_bf16, widen
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.engines import native
@@ -731,6 +744,14 @@ WRONG_PROGRAMS: dict[str, Callable[[tuple[Step, ...]], tuple[Step, ...]]] = {
     "a negative window": lambda steps: tuple(replace(s, window=-2) if isinstance(s, Attend) else s for s in steps),
     "an infinite epsilon": lambda steps: tuple(replace(s, epsilon=np.inf) if isinstance(s, Norm) else s for s in steps),
     "a look-up behind the read": lambda steps: (*steps, step_of(LookUp)),
+    "a gate of another width": lambda steps: (*steps, Gate("inner", "widened", "gelu")),
+    "a gate in place": lambda steps: (*steps, Gate("widened", "widened", "gelu")),
+    "a rotation beyond the end": lambda steps: (*steps, Rotate(Place("query", 32, 64), "turns", 2)),
+    "a rotation of narrow heads": lambda steps: (*steps, Rotate(QUERY, "turns", 4)),
+    "a rotation of no heads": lambda steps: (*steps, Rotate(QUERY, "turns", 0)),
+    "a rotation of what nothing wrote": lambda steps: (Rotate(Place("inner", 0, 64), "turns", 2), *steps),
+    "a rotation of rows before the read": lambda steps: (*steps, Rotate(Place("key_value", 0, 64), "turns", 2)),
+    "a short table of turns": lambda steps: (*steps, Rotate(QUERY, "embeddings.norm.bias", 2)),
 }
 
 
@@ -743,9 +764,10 @@ def test_native_refuses_a_program_that_contradicts_itself(name):
     program = replace(
         given.program, blocks=(*first, changed, head), widths={**given.program.widths, "inner": 64, "normed": 64}
     )
+    vectors = given.vectors | {"turns": np.zeros((POSITIONS, 32), np.float32)}
 
     with pytest.raises(ValueError, match="contradict each other"):
-        Native(best(), replace(given, program=program))
+        Native(best(), replace(given, program=program, vectors=vectors))
 
 
 def test_columns_of_a_value_that_another_segment_wrote_are_kept():

@@ -23,7 +23,10 @@ def operations_of(architecture, config, head, width=0, embedding=None):
 def test_operations_equal_the_products_of_torch_if_every_row_is_read(architecture):
     """Without padding, and with a head that reads every token, torch computes no superfluous product."""
     rows, tokens = 3, 11
-    model, operations = operations_of(architecture, native_kernels.CONFIGS[architecture], "token", 2)
+    config = native_kernels.CONFIGS[architecture]
+    if "local_attention" in config:  # torch multiplies beyond a window, too
+        config = config | {"local_attention": 2 * tokens}
+    model, operations = operations_of(architecture, config, "token", 2)
     ids = torch.zeros((rows, tokens), dtype=torch.int64, device="meta")
     lengths = torch.full((rows,), tokens, device="meta")
     with FlopCounterMode(display=False) as counter:
@@ -58,6 +61,18 @@ def test_operations_of_causal_networks_count_the_pairs_of_attention_once():
     assert classifier.count([tokens], [1]) == layers + rest + tokens * 2 * 768 + 2 * 768
     head = tokens * 768 * 50_257
     assert language_model.count([tokens], [tokens]) == layers + tokens * rest + pairs * 2 * 768 + head
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 4, 20])
+def test_operations_of_a_window_count_the_pairs_within(tokens):
+    """For ModernBERT, whose every third layer has none."""
+    config = native_kernels.CONFIGS["modernbert"] | {"num_hidden_layers": 6, "local_attention": 7}
+    _, local = operations_of("modernbert", config, "token", 2)
+    _, full = operations_of("modernbert", config | {"local_attention": 2 * tokens}, "token", 2)
+    pairs = sum(abs(i - j) <= 3 for i in range(tokens) for j in range(tokens))
+
+    difference = full.count([tokens], [tokens]) - local.count([tokens], [tokens])
+    assert difference == 4 * 2 * 64 * (tokens**2 - pairs)
 
 
 def test_operations_of_a_head_that_pools_count_all_tokens():

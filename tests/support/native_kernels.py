@@ -16,7 +16,7 @@ import torch
 
 from swiftlet_models.folding import Folded, fold
 from swiftlet_models.heads import Model
-from swiftlet_models.program import WORDS, Attend, LookUp, Multiply, Norm, Place, Read
+from swiftlet_models.program import WORDS, Attend, Gate, LookUp, Multiply, Norm, Place, Read, Rotate
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.engines import native
 from swiftlet_serve.engines.native import Library
@@ -187,6 +187,18 @@ def _run(f: Folded, one: Encoding) -> np.ndarray:
         normed: np.ndarray = centred / deviation * f.vectors[step.norm + ".weight"] + f.vectors[step.norm + ".bias"]
         return normed
 
+    def gate(step: Gate) -> np.ndarray:
+        first, second = np.split(values[step.x], 2, axis=1)
+        gated: np.ndarray = ACTIVATIONS[step.activation](first) * second
+        return gated
+
+    def rotate(step: Rotate) -> None:
+        parts = np.split(read(step.x), 2 * step.heads, axis=1)
+        points = np.array([a + 1j * b for a, b in zip(parts[::2], parts[1::2], strict=True)])  # (A, rows, D / 2)
+        cos, sin = np.split(f.vectors[step.table][positions], 2, axis=1)
+        turned = points * (cos + 1j * sin)
+        read(step.x)[...] = np.concatenate([part for x in turned for part in (x.real, x.imag)], axis=1)
+
     def attend(step: Attend) -> np.ndarray:
         query, key, value = (np.split(read(place), step.heads, axis=1) for place in (step.query, step.key, step.value))
         distances = np.arange(rows)[None, :] - positions[:, None]
@@ -212,6 +224,10 @@ def _run(f: Folded, one: Encoding) -> np.ndarray:
                 values[step.out] = multiply(step)
             case Norm():
                 values[step.out] = norm(step)
+            case Gate():
+                values[step.out] = gate(step)
+            case Rotate():
+                rotate(step)
             case Attend():
                 values[step.out] = attend(step)
             case Read(how="focus"):

@@ -37,6 +37,18 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     | {"max_position_embeddings": POSITIONS + 2, "hidden_size": 96, "intermediate_size": 112, "num_hidden_layers": 2},
     "gpt2": {"vocab_size": VOCABULARY, "n_positions": POSITIONS, "n_embd": 96, "n_inner": 112, "n_layer": 2}
     | {"n_head": 2, "resid_pdrop": 0.0},
+    # Layers 0 and 3 attend to all tokens; the last one does not.
+    "modernbert": {
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": POSITIONS,
+        "num_attention_heads": 2,
+        "hidden_size": 64,
+        "intermediate_size": 80,
+        "num_hidden_layers": 5,
+        "local_attention": 8,
+        "local_rope_theta": 100.0,
+        "classifier_pooling": "mean",
+    },
     "roberta": SIZES
     | {"hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 2, "max_position_embeddings": POSITIONS + 2},
     "electra": SIZES

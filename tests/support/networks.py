@@ -56,6 +56,14 @@ CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = {
         "n_layers": 1,
         "dropout": 0.0,
     },
+    "modernbert": {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "num_attention_heads": 2,
+        "intermediate_size": 112,
+        "num_hidden_layers": 4,
+        "local_attention": 12,
+    },
     "mpnet": _SIZES | {"num_hidden_layers": 2, "max_position_embeddings": 514},
     "gpt2": {"vocab_size": VOCABULARY, "n_embd": 64, "n_head": 4, "n_inner": 128, "n_layer": 2, "resid_pdrop": 0.0},
 }
@@ -71,6 +79,9 @@ NETWORKS: Final[tuple[tuple[str, Task], ...]] = (
     ("electra", "fill-mask"),
     ("distilbert", "classify"),
     ("mpnet", "fill-mask"),
+    ("modernbert", "classify"),
+    ("modernbert", "qa"),
+    ("modernbert", "fill-mask"),
     ("gpt2", "qa"),
     ("gpt2", "score"),
 )

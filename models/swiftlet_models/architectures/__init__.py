@@ -5,8 +5,9 @@ An architecture file has two parts:
 - The description needs no torch: `Config` (a frozen dataclass, derived from `Settings`, with its `traits()`) and the
   names that transformers uses. These are the patterns for parameter `NAMES`, the settings that are `FIXED` because only
   one value is implemented, the values `IMPLIED` by a missing setting, the parameters that may be `UNREAD`, and patterns
-  of those `TRANSPOSED`. Optional are `FUSED`, the tensors that hold several parameters, and `OMITTED`, the parameters
-  that transformers does not have and that are zero.
+  of those `TRANSPOSED`. Optional are `FUSED`, the tensors that hold several parameters, `OMITTED`, the parameters that
+  transformers leaves out and that are zero, `OF_HEAD`, the names that differ in some heads, and `translate`, which
+  gives settings the names in `Config`.
 - The network, in the block `if not describing(__name__)`: `Encoder`, a torch module from tokens to hidden states.
 """
 
@@ -28,6 +29,8 @@ class Config(Protocol):
     def traits(self) -> Traits: ...
     @property
     def vocab_size(self) -> int: ...
+    @property
+    def positions(self) -> int: ...  # the most tokens of a sequence, of a network without a table of positions
     @property
     def hidden_size(self) -> int: ...
     @property

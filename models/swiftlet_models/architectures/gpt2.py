@@ -200,5 +200,5 @@ UNREAD: Final[tuple[str, ...]] = (r"^(transformer\.)?h\.\d+\.attn\.(masked_)?bia
 # Parameters, by patterns of their new names, that the reference stores transposed.
 TRANSPOSED: Final[tuple[str, ...]] = (r"encoder\.layers\.\d+\.(query|key|value|output|ffn_in|ffn_out)\.weight",)
 
-# Parameters, by their new names, that the reference does not have. They are zero.
-OMITTED: Final[tuple[str, ...]] = ("classification.output.bias", "causal_lm.bias")
+# Parameters, by patterns of their new names, that are zero, and the setting with which they are not.
+OMITTED: Final = ((r"classification\.output\.bias|causal_lm\.bias", None),)

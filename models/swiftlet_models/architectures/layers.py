@@ -55,6 +55,21 @@ def attend(query: Tensor, key: Tensor, value: Tensor, heads: int, bias: Tensor |
     return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
 
 
+def rotate(x: Tensor, turns: Tensor, heads: int) -> Tensor:
+    """Turns each head's columns of x (B, S, C), as `program.Rotate` describes. `turns` is (P, D)."""
+    cos, sin = turns[: x.shape[1], None].to(x.dtype).chunk(2, 2)  # (S, 1, D / 2)
+    first, second = x.view(*x.shape[:2], heads, 2, -1).unbind(3)  # (B, S, A, D / 2)
+    return torch.stack([first * cos - second * sin, second * cos + first * sin], 3).flatten(2)
+
+
+def window_bias(size: int, window: int, like: Tensor) -> Tensor:
+    """Returns an attention bias (1, 1, S, S) that excludes tokens at a larger distance than window // 2."""
+    positions = torch.arange(size, device=like.device)
+    beyond = (positions[None, :] - positions[:, None]).abs() > window // 2
+    lowest = torch.finfo(like.dtype).min
+    return torch.zeros(beyond.shape, dtype=like.dtype, device=like.device).masked_fill(beyond, lowest)[None, None]
+
+
 def padding_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Turns a mask of real tokens (B, S) into an attention bias (B, 1, 1, S) that excludes padding."""
     lowest = torch.finfo(dtype).min
@@ -141,7 +156,10 @@ class Encoder(nn.Module, ABC):
     @property
     def max_tokens(self) -> int:
         """The length of the longest sequence: the number of positions from the first token's on."""
-        return self.embeddings.position.num_embeddings - self.config.traits().embedding.position_offset
+        traits = self.config.traits().embedding
+        if not traits.positions:
+            return self.config.max_position_embeddings
+        return self.embeddings.position.num_embeddings - traits.position_offset
 
     def applied_layers(self) -> list[Layer]:
         """Returns the layers in the order of their application. A shared layer occurs once for each application."""

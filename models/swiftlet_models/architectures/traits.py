@@ -10,7 +10,7 @@ every `norm` and every linear map has a weight and a bias:
     encoder.LAYER.query, .key, .value, .output, .attention_norm
     encoder.LAYER.BOTTLENECK.dense, .norm       maps the hidden states to the width inside the layer
     encoder.LAYER.leave, .leave_norm            maps them back, if the layer has a bottleneck
-    encoder.LAYER.INNER, .OUTER, .NORM          of each feed-forward network
+    encoder.LAYER.INNER, .OUTER, .NORM          of each feed-forward network; a gated one has twice the rows in INNER
     encoder.norm                                after the last layer, if the norms precede
 """
 
@@ -21,7 +21,10 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
 
 Norm = Literal["layer_norm", "no_norm"]
 """NoNorm is an element-wise linear map instead of LayerNorm (MobileBERT, section 3.3)."""
@@ -67,7 +70,7 @@ def _is_a(value: object, kind: Any) -> bool:
         kind, allowed = get_args(kind)
     if get_origin(kind) is Literal:
         return isinstance(value, str) and value in get_args(kind)
-    if isinstance(kind, UnionType):
+    if get_origin(kind) in (Union, UnionType):
         return any(_is_a(value, option) for option in get_args(kind))
     if kind not in (int, float):
         return type(value) is kind
@@ -77,6 +80,9 @@ def _is_a(value: object, kind: Any) -> bool:
 @dataclass(frozen=True)
 class EmbeddingTraits:
     """The sum of the embeddings of word, position and token type, and its norm."""
+
+    positions: bool = True
+    """Whether there is a table of positions. If not, the configuration says how many there are."""
 
     norm: Norm | Literal["none"] = "layer_norm"
     projection: Literal["none", "words", "sum"] = "none"
@@ -112,6 +118,27 @@ class PositionBias:
 
 
 @dataclass(frozen=True)
+class AttentionTraits:
+    """How the attention of a layer depends on positions."""
+
+    window: int | None = None
+    """A token attends to tokens at a distance of at most window // 2; None: to all."""
+    theta: float | None = None
+    """Query and key are turned by their positions (RoPE), as `turns` tells; None: they are not."""
+
+    def turns(self, positions: int, depth: int) -> NDArray[np.float32]:
+        """Returns the table (P, D) of `program.Rotate`: angles of position / theta^(2 d / D) for d from 0 to D / 2 - 1.
+
+        As in transformers, angles are in fp32.
+        """
+        if self.theta is None:
+            raise ValueError("query and key are not turned")
+        frequencies = (1 / self.theta ** (np.arange(0, depth, 2) / depth)).astype(np.float32)
+        angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies
+        return np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+
+
+@dataclass(frozen=True)
 class BottleneckTraits:
     """The linear maps in front of a layer that is narrower than the hidden states.
 
@@ -131,6 +158,8 @@ class FeedForwardTraits:
     inner: str
     outer: str
     norm: str
+    gated: bool = False
+    """Whether the inner map has two halves, and the outer one takes activation(first half) times the second half."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +183,14 @@ class Traits:
     """Whether a token attends only to itself and the tokens before it."""
     position_bias: PositionBias | None = None
     """Shared by all layers."""
+    attention: tuple[AttentionTraits, ...] = ()
+    """Of each of `layers`; empty: attention depends on no positions."""
+    first_norm: bool = True
+    """Whether a norm precedes the first layer's attention, if the norms precede."""
+    classifier_pooling: Literal["cls", "mean"] = "cls"
+    """What the head that classifies texts reads: the first token, or the mean of all."""
+    classifier_norm: bool = False
+    """Whether the heads of texts and tokens have a linear map, an activation and a LayerNorm before their outputs."""
     epsilons: Mapping[str, float] = field(default_factory=dict)
     """Of LayerNorms that have their own, by the end of their names, such as `embeddings.norm`."""
 

@@ -32,7 +32,20 @@ from numpy.typing import NDArray
 from swiftlet_models.folding import Folded, FoldingError, Product
 from swiftlet_models.graphs.activations import Range
 from swiftlet_models.graphs.writer import CONTRIB, Graph
-from swiftlet_models.program import WORDS, Attend, Block, LookUp, Multiply, Norm, Place, Read, Step, joined
+from swiftlet_models.program import (
+    WORDS,
+    Attend,
+    Block,
+    Gate,
+    LookUp,
+    Multiply,
+    Norm,
+    Place,
+    Read,
+    Rotate,
+    Step,
+    joined,
+)
 from swiftlet_models.tensors import ZERO, Computed, Matrix, block_of, blocks, pack
 
 
@@ -235,6 +248,10 @@ class Network:
                     self.write(self.place(step.out), self.multiplied(step))
                 case [Norm() as step, *steps]:
                     self.write(self.place(step.out), self.normed(step))
+                case [Gate() as step, *steps]:
+                    self.write(self.place(step.out), self.gated(step))
+                case [Rotate() as step, *steps]:
+                    self.write(step.x, self.rotated(step))
                 case [Attend() as step, *steps]:
                     self.write(self.place(step.out), self.attended(step))
                 case [Read() as step, *steps]:
@@ -262,14 +279,25 @@ class Network:
                 raise FoldingError(f"a step reads columns of {place.value!r} that no step writes")
             self.write(whole, self.graph.add("Concat", [self.columns[part] for part in parts], axis=1))
             return self.read(place)
-        g, bounds = self.graph, (place.first, place.first + place.width)
-        return g.add("Slice", [self.columns[whole], *(numbers(g, bound) for bound in bounds), numbers(g, 1)])
+        return self.slice(self.columns[whole], place.first, place.width)
+
+    def slice(self, x: str, first: int, width: int) -> str:
+        bounds = (numbers(self.graph, bound) for bound in (first, first + width, 1))
+        return self.graph.add("Slice", [x, *bounds])
 
     def write(self, place: Place, x: str) -> None:
+        end = place.first + place.width
         for other in [other for other in self.columns if other.value == place.value]:
-            if place.first <= other.first and other.first + other.width <= place.first + place.width:
-                del self.columns[other]
-            elif other.first < place.first + place.width and place.first < other.first + other.width:
+            last = other.first + other.width
+            if last <= place.first or end <= other.first:
+                continue
+            whole = self.columns.pop(other)
+            if other.first <= place.first and end <= last:
+                for first, stop in ((other.first, place.first), (end, last)):
+                    if first < stop:
+                        rest = Place(place.value, first, stop - first)
+                        self.columns[rest] = self.slice(whole, first - other.first, rest.width)
+            elif other.first < place.first or end < last:
                 raise FoldingError(f"a step writes a part of the columns of {place.value!r} that another writes")
         self.columns[place] = x
 
@@ -321,15 +349,37 @@ class Network:
         if step.residual is not None:
             residual = self.read(step.residual)
             y = g.add("Add", [y, g.add("Mul", [residual, self.vector(step.gain)]) if step.gain else residual])
-        if step.activation is None:
-            return y
-        if step.activation not in ACTIVATIONS:
-            raise FoldingError(f"the activation {step.activation!r} is not supported")
-        operator, domain = ACTIVATIONS[step.activation]
-        y = g.add(operator, [y], domain=domain)
-        if step.activation == "relu":
+        return self.activated(y, step.activation) if step.activation else y
+
+    def activated(self, x: str, activation: str) -> str:
+        if activation not in ACTIVATIONS:
+            raise FoldingError(f"the activation {activation!r} is not supported")
+        operator, domain = ACTIVATIONS[activation]
+        y = self.graph.add(operator, [x], domain=domain)
+        if activation == "relu":
             self.positive.add(y)
         return y
+
+    def gated(self, step: Gate) -> str:
+        width = self.program.widths[step.out]
+        first, second = (self.read(Place(step.x, start, width)) for start in (0, width))
+        return self.graph.add("Mul", [self.activated(first, step.activation), second])
+
+    def rotated(self, step: Rotate) -> str:
+        g, shared, half = self.graph, self.outermost, step.x.width // step.heads // 2
+        positions = self.input("positions")
+        if self.rows:
+            positions = shared.add("Gather", [positions, self.input("focus")])
+        turns = shared.add("Gather", [self.vector(step.table), positions])  # (rows, D)
+        turns = shared.add("Reshape", [turns, numbers(g, -1, 2, 1, half)])
+        cos, sin = (shared.add("Gather", [turns, number(g, i)], axis=1) for i in (0, 1))  # (rows, 1, D / 2)
+        parts = g.add("Reshape", [self.read(step.x), numbers(g, -1, step.heads, 2, half)])
+        first, second = (g.add("Gather", [parts, number(g, i)], axis=2) for i in (0, 1))  # (rows, A, D / 2)
+        turned = (
+            g.add(last, [g.add("Mul", [a, cos]), g.add("Mul", [b, sin])])
+            for a, b, last in ((first, second, "Sub"), (second, first, "Add"))
+        )
+        return g.add("Reshape", [g.add("Concat", list(turned), axis=2), numbers(g, -1, step.x.width)])
 
     def normed(self, step: Norm) -> str:
         inputs = [self.whole(step.x), self.vector(step.norm + ".weight"), self.vector(step.norm + ".bias")]
@@ -359,7 +409,7 @@ class Network:
         """
         g, shared, width = self.graph, self.outermost, self.program.widths[place.value]
         index, (part, rest) = self.input(index), divmod(place.first, place.width)
-        if place.width == width or rest or width % place.width:
+        if place in self.columns or rest or width % place.width:
             return g.add("Gather", [self.read(place), index])
         first = shared.add("Mul", [index, number(shared, width // place.width)])
         parts = g.add("Reshape", [self.whole(place.value), numbers(g, -1, place.width)])

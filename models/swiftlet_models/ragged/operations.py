@@ -15,7 +15,7 @@ from torch import Tensor
 
 from swiftlet_models.architectures.layers import ACTIVATIONS
 from swiftlet_models.folding import Array, Folded
-from swiftlet_models.program import WORDS, Attend, Index, LookUp, Multiply, Norm, Place, Read
+from swiftlet_models.program import WORDS, Attend, Gate, Index, LookUp, Multiply, Norm, Place, Read, Rotate
 from swiftlet_models.ragged.attention import attend, attend_with_bias
 from swiftlet_models.ragged.feed_forward import FeedForward
 from swiftlet_models.ragged.in_torch import Kernels
@@ -98,6 +98,10 @@ def operation(part: Planned, parameters: Parameters) -> Operation:
             return _multiply(step, parameters)
         case Norm() as step:
             return _norm(step, parameters)
+        case Gate() as step:
+            return _gate(step)
+        case Rotate() as step:
+            return _rotate(step, parameters, in_focus=part.in_focus)
         case Attend() as step:
             return _attend_in_focus(step) if part.in_focus else _attend(step, parameters)
         case Read() as step:
@@ -165,6 +169,32 @@ def _multiply(step: Multiply, parameters: Parameters) -> Operation:
 def _norm(step: Norm, parameters: Parameters) -> Operation:
     norm = parameters.norm(step)
     return lambda state: state.kernels.layer_norm(state.values[step.x], None, *norm)
+
+
+def _gate(step: Gate) -> Operation:
+    activate = ACTIVATIONS[step.activation]
+
+    def run(state: State) -> Tensor:
+        first, second = state.values[step.x].chunk(2, 1)
+        return activate(first) * second
+
+    return run
+
+
+def _rotate(step: Rotate, parameters: Parameters, *, in_focus: bool) -> Operation:
+    table, (value, *_) = parameters.vector(step.table), step.x
+    half = table.shape[1] // 2
+
+    def run(state: State) -> Tensor:
+        positions, place = state.at.positions, state[step.x]
+        if in_focus:
+            positions = positions[state.at.focus]
+        cos, sin = table[positions].view(-1, 2, 1, half).unbind(1)  # (rows, 1, D / 2)
+        first, second = place.view(-1, step.heads, 2, half).unbind(2)  # (rows, A, D / 2)
+        place.copy_(torch.stack([first * cos - second * sin, second * cos + first * sin], 2).flatten(1))
+        return state.values[value]
+
+    return run
 
 
 def _attend(step: Attend, parameters: Parameters) -> Operation:

@@ -10,7 +10,20 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeGuard
 
-from swiftlet_models.program import Attend, Index, LookUp, Multiply, Norm, Place, Program, Read, Step, output
+from swiftlet_models.program import (
+    Attend,
+    Gate,
+    Index,
+    LookUp,
+    Multiply,
+    Norm,
+    Place,
+    Program,
+    Read,
+    Rotate,
+    Step,
+    output,
+)
 
 Widths = Mapping[str, int]
 
@@ -99,7 +112,9 @@ def inputs(step: Step) -> set[str]:
             return {step.x, step.residual.value} if step.residual else {step.x}
         case Attend():
             return {step.query.value, step.key.value, step.value.value}
-        case Norm() | Read():
+        case Rotate():
+            return {step.x.value}
+        case Norm() | Gate() | Read():
             return {step.x}
 
 

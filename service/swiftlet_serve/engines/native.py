@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from swiftlet_models.artifact import Artifact, ArtifactError, Precision
 from swiftlet_models.folding import Array, Folded, FoldingError, Product, fold_artifact
-from swiftlet_models.program import WORDS, Attend, LookUp, Multiply, Norm, Place, Read, Step
+from swiftlet_models.program import WORDS, Attend, Gate, LookUp, Multiply, Norm, Place, Read, Rotate, Step
 from swiftlet_models.tensors import WeightsError
 from swiftlet_models.weights import open_weights
 from swiftlet_serve.engines import onnx_cpu
@@ -64,7 +64,7 @@ ERRORS: Final = {
     3: "a parameter is missing",
     5: "the network's sizes contradict each other",
 }
-INTERFACE: Final = 4  # the version of the functions and programs in swiftlet_serve/native
+INTERFACE: Final = 5  # the version of the functions and programs in swiftlet_serve/native
 
 _Floats = np.ctypeslib.ndpointer(np.float32, flags="C_CONTIGUOUS")
 _Weights = np.ctypeslib.ndpointer(flags="C_CONTIGUOUS")  # int8, or the bits of bf16
@@ -430,6 +430,11 @@ def program_numbers(folded: Folded, parameters: Parameters) -> NDArray[np.int32]
     def vector(name: str | None) -> int:
         return vectors[name] if name else NONE
 
+    def activation(name: str | None) -> int:
+        if name not in ACTIVATIONS:
+            raise FoldingError(f"the activation {name!r} is not supported")
+        return ACTIVATIONS[name]
+
     def numbers(step: Step) -> tuple[int, ...]:
         """The kind of a step, its output, and the numbers of its kind."""
         match step:
@@ -437,11 +442,9 @@ def program_numbers(folded: Folded, parameters: Parameters) -> NDArray[np.int32]
                 table = (0, 0) if step.table == WORDS else (1, vectors[step.table])
                 return 0, values[step.out.value], step.out.first, step.out.width, *table, INDICES[step.index], step.adds
             case Multiply():
-                if step.activation not in ACTIVATIONS:
-                    raise FoldingError(f"the activation {step.activation!r} is not supported")
                 bias = vectors[step.product + ".bias"] if step.exact else NONE
                 product = vectors[step.product] if step.exact else parameters.products[step.product]
-                after = *place(step.residual), vector(step.gain), ACTIVATIONS[step.activation]
+                after = *place(step.residual), vector(step.gain), activation(step.activation)
                 return 1, values[step.out], values[step.x], product, bias, *after
             case Norm():
                 epsilon = int(np.float32(step.epsilon).view(np.int32))
@@ -453,6 +456,10 @@ def program_numbers(folded: Folded, parameters: Parameters) -> NDArray[np.int32]
                 return 3, values[step.out], *places, step.heads, step.causal, vector(step.bias), window
             case Read():
                 return 4, values[step.out], values[step.x], HOW[step.how]
+            case Gate():
+                return 5, values[step.out], values[step.x], activation(step.activation)
+            case Rotate():
+                return 6, *place(step.x), step.x.width, vector(step.table), step.heads
 
     steps = []
     for block in program.blocks:

@@ -230,6 +230,8 @@ class Call::Worker {
             case Kind::norm: return normalise(s);
             case Kind::attend: return attend_block(s);
             case Kind::read: return s.how == How::focus ? gather(s) : pool(s);
+            case Kind::gate: return gate(s);
+            case Kind::rotate: return rotate(s);
         }
     }
 
@@ -294,9 +296,45 @@ class Call::Worker {
             for (int o = 0; o < n; o++) to[o] = dot_product(x, weight + static_cast<std::size_t>(o) * k, k) + bias[o];
             if (s.activation == Activation::none) continue;
             std::fill(to + n, to + stride, 0.0f);
-            if (s.activation == Activation::relu)
-                for (int o = 0; o < n; o++) to[o] = to[o] < 0 ? 0 : to[o];
-            activate(s.activation, to, stride);
+            activate_row(s.activation, to, stride);
+        }
+    }
+    // Unlike the epilogue of a product, `activate` leaves ReLU out.
+    static void activate_row(Activation activation, float* x, int n) {
+        for (int i = 0; activation == Activation::relu && i < n; i++) x[i] = x[i] < 0 ? 0 : x[i];
+        activate(activation, x, n);
+    }
+
+    void gate(const Step& s) {
+        const int width = program_.width(s.out), x_stride = program_.stride(s.x.value), stride = program_.stride(s.out);
+        const Ranges ranges = memory_.ranges();
+        const float* x = rows(s.x.value);
+        float* to = rows(s.out);
+        for (int i = 0; i < count_; i++, x += x_stride, to += stride) {
+            std::memcpy(to, x, width * sizeof(float));
+            activate_row(s.activation, to, width);
+            Floats low = Isa::zero(), high = Isa::zero();
+            for (int d = 0; d < width; d += lanes) {
+                const Floats y = Isa::mul(Isa::load(to + d), Isa::load(x + width + d));
+                low = Isa::min(low, y), high = Isa::max(high, y);
+                Isa::store(to + d, y);
+            }
+            if (s.ranged) Isa::store(ranges.from(i).low, low), Isa::store(ranges.from(i).high, high);
+        }
+    }
+
+    void rotate(const Step& s) {
+        const int depth = s.width / s.heads, half = depth / 2, stride = program_.stride(s.out);
+        float* x = rows(s.out) + s.x.first;
+        for (int row = first_; row < first_ + count_; row++, x += stride) {
+            const std::int64_t position = reads_ ? batch_.focus[row] : row - batch_.offsets[call_.owner_[row]];
+            const float *cos = model_.vector(s.parameter) + position * depth, *sin = cos + half;
+            for (float* head = x; head < x + s.width; head += depth)
+                for (int d = 0; d < half; d += lanes) {
+                    const Floats a = Isa::load(head + d), b = Isa::load(head + half + d), c = Isa::load(cos + d), t = Isa::load(sin + d);
+                    Isa::store(head + d, Isa::sub(Isa::mul(a, c), Isa::mul(b, t)));
+                    Isa::store(head + half + d, Isa::fma(b, c, Isa::mul(a, t)));
+                }
         }
     }
 

@@ -143,6 +143,11 @@ class Model {
             case Kind::attend:
                 if (s.bias != none) pad_position_bias(s);
                 break;
+            case Kind::rotate:
+                if (s.parameter >= static_cast<int>(vectors_.size())) throw Missing();
+                check_table(Index::position, vectors_[s.parameter].size(), s.width / s.heads);
+                break;
+            case Kind::gate:
             case Kind::read: break;
         }
     }

@@ -34,7 +34,7 @@ constexpr int multiple = 16;           // the widths are multiples of the widest
 constexpr int numbers_per_step = 13;
 constexpr int none = -1;
 
-enum class Kind : int { look_up, multiply, norm, attend, read };
+enum class Kind : int { look_up, multiply, norm, attend, read, gate, rotate };
 enum class Index : int { word, next_word, previous_word, position, token_type };
 enum class How : int { focus, mean, max };
 
@@ -47,10 +47,10 @@ struct Step {
     Kind kind;
     bool starts_block = false;  // only one value passes from the steps before to this one and those after it
     int out = none;
-    Place x;             // what a product, a norm or a read takes; the query of attention; the place of a look-up's output
+    Place x;             // what a product, a norm, a gate or a read takes; the query of attention; the output of a look-up or a rotation
     Place key, value;    // of attention
     Place residual;      // of a product
-    int width = 0;       // of a look-up, or of the query
+    int width = 0;       // of a look-up, a rotation or the query
     int parameter = none, bias = none;  // a matrix, a vector or a table; a norm's or an exact product's second vector; or the position bias
     int gain = none;     // a vector
     Activation activation = Activation::none;
@@ -148,7 +148,7 @@ class Program {
     // The numbers of a step: its kind, whether it starts a block, its output, and those of its kind.
     Step read_step(const std::int32_t* n) const {
         Step s{};
-        s.kind = choice(n[0], Kind::read);
+        s.kind = choice(n[0], Kind::rotate);
         s.starts_block = n[1] != 0;
         s.out = checked_value(n[2]);
         n += 3;
@@ -183,6 +183,14 @@ class Program {
             case Kind::read:
                 s.x = {input(n[0]), 0}, s.how = choice(n[1], How::max);
                 require(widths[s.out] == widths[s.x.value]);
+                break;
+            case Kind::gate:
+                s.x = {input(n[0]), 0}, s.activation = choice(n[1], Activation::tanh);
+                require(s.x.value != s.out && widths[s.x.value] == 2 * widths[input(s.out)]);
+                break;
+            case Kind::rotate:
+                s.width = n[1], s.x = place(s.out, n[0], s.width), s.parameter = parameter(n[2]), s.heads = n[3];
+                require(s.heads >= 1 && s.width % s.heads == 0 && s.width / s.heads % (2 * multiple) == 0);
         }
         return s;
     }
@@ -259,10 +267,10 @@ class Program {
                         read(s.x.value);
                         if (s.residual.value != none) read(s.residual.value);
                         break;
-                    case Kind::norm: read(s.x.value); break;
+                    case Kind::norm:
                     case Kind::attend:
-                        read(s.x.value);
-                        break;
+                    case Kind::gate:
+                    case Kind::rotate: read(s.x.value); break;
                     case Kind::read:
                         require(i == segment.first);
                         read(s.x.value, true);
@@ -296,7 +304,7 @@ class Program {
                     quantised = s.x.value;
                     if (s.quantises && i > segment.first) {
                         Step& before = steps[i - 1];
-                        const bool finds = before.kind == Kind::norm || (before.kind == Kind::multiply && !before.exact);
+                        const bool finds = before.kind == Kind::norm || before.kind == Kind::gate || (before.kind == Kind::multiply && !before.exact);
                         s.knows_ranges = before.ranged = finds && before.out == s.x.value;
                     }
                 }

@@ -17,7 +17,7 @@ from loadtest.int8_networks import reading_all, unrolled
 from swiftlet_models.artifact import ACTIVATIONS, open_artifact
 from swiftlet_models.folding import Folded, FoldingError, Product
 from swiftlet_models.graphs.ragged import Multiplier, in_fp32, in_int8, in_mixed, in_signed, of_int8, ragged
-from swiftlet_models.program import WORDS, Attend, Block, LookUp, Multiply, Norm, Place, Program, Read
+from swiftlet_models.program import WORDS, Attend, Block, Gate, LookUp, Multiply, Norm, Place, Program, Read, Rotate
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.engines import onnx_cpu
 from swiftlet_serve.engines.onnx_cpu import RaggedOnnx
@@ -134,24 +134,30 @@ def unusual() -> Folded:
     )
     layer = (
         Multiply("mix", "x", "mix"),
+        Rotate(mixed["query"], "turns", heads=2),
+        Rotate(mixed["key"], "turns", heads=2),
         Attend("attended", **mixed, heads=4, causal=True),
         Multiply("x", "attended", "out", residual=Place("mix", 21, 20)),
         Norm("x", "x", "first", 1e-5),
         Norm("x", "x", "second", 1e-3),
+        Multiply("halves", "x", "halves"),
+        Gate("attended", "halves", "gelu"),
+        Multiply("x", "attended", "out"),
     )
     last = (
         Multiply("mix", "x", "mix"),
         Read("x", "x"),
         Multiply("wide", "x", "mix"),
+        Rotate(Place("wide", 14, 12), "turns", heads=3),
         Attend("attended", Place("wide", 16, 8), mixed["key"], mixed["value"], heads=4, bias="bias"),
         Multiply("x", "attended", "out", residual=Place("wide", 21, 20), gain="gain"),
         Norm("normed", "x", "second", 1e-5),
         Multiply("outputs", "x", "head", residual=Place("normed", 5, 3), activation="tanh", exact=True),
     )
     blocks = Block(enter), Block(layer, 3), Block(layer, 2), Block(last)
-    widths = {"words": 24, "x": 20, "mix": 45, "attended": 12, "wide": 45, "normed": 20, "outputs": 3}
-    products = {"in": (20, 24), "mix": (45, 20), "out": (20, 12), "head": (3, 20)}
-    tables = {"embeddings.position": (40, 12), "token_type": (2, 24), "bias": (4, 79)}
+    widths = {"words": 24, "x": 20, "mix": 45, "halves": 24, "attended": 12, "wide": 45, "normed": 20, "outputs": 3}
+    products = {"in": (20, 24), "mix": (45, 20), "halves": (24, 20), "out": (20, 12), "head": (3, 20)}
+    tables = {"turns": (40, 4), "embeddings.position": (40, 12), "token_type": (2, 24), "bias": (4, 79)}
     norms = [f"{name}.{part}" for name in ("first", "second") for part in ("weight", "bias")]
     return Folded(
         Program(blocks, widths, "outputs"),
@@ -201,14 +207,20 @@ def test_ragged_rejects_an_unknown_activation():
 
 
 @pytest.mark.parametrize(
-    ("step", "reason"),
+    ("steps", "reason"),
     [
-        (Norm("sum", "sum", "first", 1e-5), "a step reads columns of 'sum' that no step writes"),
-        (LookUp(Place("x", 0, 12), "embeddings.position", "position"), "a step writes a part of the columns of 'x'"),
+        ([Norm("sum", "sum", "first", 1e-5)], "a step reads columns of 'sum' that no step writes"),
+        (
+            [
+                Rotate(Place("mix", 1, 8), "turns", heads=2),
+                LookUp(Place("mix", 5, 12), "embeddings.position", "position"),
+            ],
+            "a step writes a part of the columns of 'mix' that another writes",
+        ),
     ],
 )
-def test_ragged_rejects_columns_that_are_missing_or_overlap(step, reason):
-    network = with_steps(unusual(), step)
+def test_ragged_rejects_columns_that_are_missing_or_overlap(steps, reason):
+    network = with_steps(unusual(), *steps)
     network.program.widths["sum"] = 20
     with pytest.raises(FoldingError, match=reason):
         ragged(network, in_fp32)

@@ -21,6 +21,7 @@ from swiftlet_models.program import (
     WORDS,
     Attend,
     Block,
+    Gate,
     Index,
     LookUp,
     Multiply,
@@ -28,7 +29,9 @@ from swiftlet_models.program import (
     Place,
     Program,
     Read,
+    Rotate,
     Step,
+    output,
 )
 from swiftlet_models.ragged import network as network_module
 from swiftlet_models.ragged.network import Network
@@ -56,8 +59,10 @@ FUSED: dict[str, dict[type[Fused], int]] = {
     **dict.fromkeys(("bert", "roberta", "electra", "distilbert"), BERT),
     "mpnet": {Embeddings: 1, AddAndNorm: 4},
     "gpt2": {Embeddings: 1},
+    "modernbert": {},
 }
-WHOLE_LAYERS = {"albert": 1, "mobilebert": 1, "mpnet": 2, "gpt2": 2}  # layers that compute all tokens; others: none
+# The layers that compute all tokens; others: none.
+WHOLE_LAYERS = {"albert": 1, "mobilebert": 1, "mpnet": 2, "gpt2": 2, "modernbert": 3}
 
 
 def folded(architecture: str, task: Task, pooling: str | None = None) -> Folded:
@@ -80,7 +85,7 @@ def test_steps_of_each_family_run_together(architecture, task):
 
     assert Counter(type(unit) for unit in units if isinstance(unit, Fused)) == FUSED[architecture]
     assert len(joined) == WHOLE_LAYERS.get(architecture, 0)
-    assert not any(isinstance(unit, LookUp) for unit in units)
+    assert any(isinstance(unit, LookUp) for unit in units) == (architecture == "modernbert")
 
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
@@ -115,13 +120,13 @@ def test_products_of_8_bits_run_alone():
 def test_layers_compute_all_tokens_only_where_a_network_reads_them(architecture, pooling):
     own = Network(folded(architecture, "classify", pooling), CPU, torch.float32)
 
-    assert own.reads_all == (pooling != "cls" or architecture in ("mpnet", "gpt2"))
+    assert own.reads_all == (pooling != "cls" or architecture in ("mpnet", "gpt2", "modernbert"))
     assert own.has_static_shapes == (architecture != "mpnet")
 
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
 def test_only_the_inner_products_of_layers_may_approximate_their_activations(architecture, task):
-    """A head applies its own exactly, and its output is in floats."""
+    """A head applies its own exactly, and its output is in floats. A gate is not a product."""
     own, seen = folded(architecture, task), {}
 
     def make(product, device, dtype, activation):
@@ -131,7 +136,8 @@ def test_only_the_inner_products_of_layers_may_approximate_their_activations(arc
     Network(own, CPU, torch.float32, make)
     found = {name: seen[id(product)] for name, product in own.products.items() if id(product) in seen}
 
-    assert {name for name, activation in found.items() if activation} == {n for n in own.products if "inner" in n}
+    inner = {name for name in own.products if "inner" in name and architecture != "modernbert"}
+    assert {name for name, activation in found.items() if activation} == inner
     assert "head.output" not in found
     assert own.products.keys() & {"head.decoder", "head.transform", "head.pooler"} <= found.keys()
 
@@ -152,7 +158,7 @@ def test_memory_of_a_network_is_free_when_nothing_holds_it():
 
 WIDTH, POSITIONS, VOCABULARY = 8, 20, 23
 NARROW = ("a", "b", "c", "d")  # values
-WIDTHS = dict.fromkeys(NARROW, WIDTH) | {"window": 3 * WIDTH}
+WIDTHS = dict.fromkeys(NARROW, WIDTH) | {"window": 3 * WIDTH, "halves": 2 * WIDTH}
 INDICES: tuple[Index, ...] = ("word", "next_word", "previous_word", "position", "token_type")
 
 
@@ -264,9 +270,18 @@ class Author:
         for _ in range(self.draw.randint(1, 2)):
             yield self.multiply(inner, stream, "relu")
             yield self.add(stream, inner, Place(stream, 0, WIDTH), gain=True)
-        yield self.add(
-            self.draw.choice([entered.value.replace("window", "a"), self.value()]), stream, entered, gain=True
-        )
+        out = self.draw.choice([entered.value if entered.value in NARROW else "a", self.value()])
+        yield self.add(out, stream, entered, gain=True)
+
+    def a_gate(self) -> Iterator[Step]:
+        yield self.multiply("halves", self.known())
+        yield Gate(self.value(), "halves", self.draw.choice(["relu", "gelu"]))
+
+    def a_rotation(self) -> Iterator[Step]:
+        """And two products that may be joined before it."""
+        if self.draw.random() < 0.5:
+            yield from self.two_products()
+        yield Rotate(self.place(), self.vector(POSITIONS, WIDTH // 2), heads=2)
 
     def attention(self) -> Iterator[Step]:
         yield Attend(self.value(), self.place(), self.place(self.tokens), self.place(self.tokens), heads=2)
@@ -274,13 +289,12 @@ class Author:
     def write(self) -> Folded:
         """Returns a network with a random program."""
         look_ups, others = [self.some_look_ups, self.a_window, self.embeddings], [self.a_product, self.two_products]
-        others += [self.norms, self.narrow_layer]
+        others += [self.norms, self.narrow_layer, self.a_gate, self.a_rotation]
         steps: list[Step] = []
 
         def take(more: Iterator[Step]) -> None:
             for step in more:
-                out = step.out.value if isinstance(step, LookUp) else step.out
-                self.there.append(out)
+                self.there.append(output(step))
                 steps.append(step)
 
         take(self.draw.choice(look_ups)())
@@ -288,7 +302,7 @@ class Author:
             self.tokens = self.there
             take(self.draw.choice([*look_ups, *others, self.attention])())
         x = self.known()
-        read, self.tokens = Read(x if x == "window" else self.value(), x), self.there
+        read, self.tokens = Read(self.value() if x in NARROW else x, x), self.there
         self.there = []
         take(iter([read]))
         for _ in range(self.draw.randint(0, 4)):
