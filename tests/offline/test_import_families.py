@@ -29,6 +29,11 @@ from tests.support.processes import serving
 
 _SIZES = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "num_hidden_layers": 2}
 _ROBERTA = _SIZES | {"max_position_embeddings": 130, "type_vocab_size": 1}
+_MODERNBERT = (
+    _SIZES
+    | {"num_attention_heads": 2, "max_position_embeddings": 128, "local_attention": 16, "classifier_pooling": "mean"}
+    | dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 1)
+)
 TEXT = "A swift sleeps on the wing, and she sells bread on Saturdays 👍🏽."
 PAIR = {"question": "Who sells bread?", "context": f"{TEXT} 언제 시장에 갔어?"}
 
@@ -72,6 +77,7 @@ FAMILIES = {
             "classify",
             {"text": TEXT, "text_pair": "She bakes it, too."},
         ),
+        Family("modernbert", "bpe", "RobertaTokenizer", _MODERNBERT, "classify", TEXT),
     )
 }
 ENGINES = {

@@ -31,6 +31,7 @@ class Released:
     architecture: str
     changes: Mapping[str, Any] = field(default_factory=dict)
     embedding: Embedding | None = None  # of an embedding model; the others are classifiers
+    max_tokens: int = 512
 
 
 MEAN: Final = Embedding("mean", normalize=True)
@@ -43,6 +44,7 @@ RELEASED: Final[Mapping[str, Released]] = {
     "roberta": Released("roberta"),  # roberta-base
     "minilm": Released("bert", MINILM, MEAN),  # all-MiniLM-L6-v2
     "mpnet": Released("mpnet", {}, MEAN),  # all-mpnet-base-v2
+    "modernbert": Released("modernbert", max_tokens=8192),  # ModernBERT-base
 }
 GRAPH_SOURCES: Final = ("graphs/export.py", "heads.py", "architectures/*.py")  # a change in these makes another graph
 
@@ -98,7 +100,7 @@ def released_network(name: str, runs: Path, progress: Progress) -> Network:
         task="classify" if classifier else "embed",
         head=head,
         precision="int8",
-        max_tokens=512,
+        max_tokens=shape.max_tokens,
         vocab_size=VOCABULARY_SIZE,
         width=width,
         labels=("0", "1") if classifier else (),
