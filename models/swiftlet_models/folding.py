@@ -19,7 +19,7 @@ in memory as a whole.
 `words` the word table (V, E). I is the number of a layer and J the number of a feed-forward network:
 
     embeddings.position, .token_type and .projection (if there is one), .norm (LayerNorm only)
-    rotation.THETA (P, D)
+    rotation.THETA (P, D), relative_rows (2 P - 1,), and layers.I.relative_key, .relative_query (R, C): see `program`
     position_bias (A, 2 P - 1) for P positions: the distance d from a query to a key has the column P - 1 + d
     layers.I.key_value, .query_residual (the residual only with a bottleneck), .output, .leave (with a bottleneck)
     layers.I.key, .value, .query, and B with B.norm for each bottleneck B, if these have a LayerNorm
@@ -43,7 +43,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models import architectures
-from swiftlet_models.architectures.traits import AttentionTraits, BottleneckTraits, PositionBias, Traits
+from swiftlet_models.architectures.traits import (
+    AttentionTraits,
+    BottleneckTraits,
+    PositionBias,
+    RelativeTraits,
+    Traits,
+)
 from swiftlet_models.artifact import Artifact, Embedding, Pooling
 from swiftlet_models.errors import ModelError
 from swiftlet_models.parameters import Sizes, check_artifact, check_parameters, configure
@@ -60,6 +66,7 @@ from swiftlet_models.program import (
     Place,
     Program,
     Read,
+    Relative,
     Rotate,
     Step,
 )
@@ -152,8 +159,8 @@ def _check_traits(traits: Traits) -> None:
     unsupported = {
         "a NoNorm or a bottleneck is preceded by a norm": traits.norm_position == "before"
         and (traits.norm == "no_norm" or traits.bottleneck is not None),
-        "a gate or a rotation meets a bottleneck": traits.bottleneck is not None
-        and (any(part.theta for part in traits.attention) or any(part.gated for part in traits.feed_forward)),
+        "a gate, a rotation or a distance meets a bottleneck": traits.bottleneck is not None
+        and any([traits.relative, *(part.theta for part in traits.attention), *(n.gated for n in traits.feed_forward)]),
         "the embeddings have a NoNorm without a projection in front": embedding.norm == "no_norm"
         and embedding.projection != "words",
         "the trigram is not projected": embedding.window > 1 and embedding.projection != "words",
@@ -242,6 +249,26 @@ class _Network:
         table = self.array("encoder.position_bias.weight")  # (buckets, A)
         self.vectors["position_bias"] = table[[bias.bucket(d) for d in range(1 - longest, longest)]].T
 
+    def take_distances(self, name: str, source: str, relative: RelativeTraits, scale: float) -> None:
+        """Takes what a layer makes of the table of distances, which is the same for every text."""
+        table = self.array("encoder.relative.weight")
+        if relative.norm:
+            weight, bias = (self.array(f"encoder.relative_norm.{part}") for part in ("weight", "bias"))
+            centred = table - table.mean(1, keepdims=True)
+            variance = (centred**2).mean(1, keepdims=True)
+            table = centred / np.sqrt(variance + self.traits.epsilon) * weight + bias
+        prefix = "" if relative.shared else "relative_"
+        for part, factor, is_read in (("key", 1, relative.to_positions), ("query", scale, relative.from_positions)):
+            if is_read:
+                product = self.product(source + prefix + part)
+                self.vectors[f"{name}relative_{part}"] = (table @ product.weight.T + product.bias) * factor
+
+    def relative(self, name: str) -> Relative | None:
+        if not self.traits.relative:
+            return None
+        key, query = (f"{name}relative_{part}" for part in ("key", "query"))
+        return Relative("relative_rows", key if key in self.vectors else None, query if query in self.vectors else None)
+
     def take_rotations(self) -> None:
         depth = self.sizes.inner // self.traits.heads
         for part in dict.fromkeys(replace(part, window=None) for part in self.traits.attention if part.theta):
@@ -275,7 +302,11 @@ class _Network:
         if bottleneck and bottleneck.value:
             value = _compose(value, self.bottleneck(source + bottleneck.value))
         self.products[name + "key_value"] = _stack(key, value)
-        query = _scale(query, 1 / math.sqrt(len(query.bias) / self.traits.heads))
+        scale = 1 / math.sqrt(len(query.bias) / self.traits.heads)
+        if relative := self.traits.relative:
+            scale /= math.sqrt(1 + relative.to_positions + relative.from_positions)
+            self.take_distances(name, source, relative, scale)
+        query = _scale(query, scale)
         if bottleneck:
             query = _stack(query, self.bottleneck(source + bottleneck.residual))
         self.products[name + "query_residual"] = query
@@ -312,6 +343,8 @@ class _Network:
         self.take_tables()
         if traits.position_bias:
             self.take_position_bias(traits.position_bias)
+        if traits.relative:
+            self.vectors["relative_rows"] = traits.relative.rows(self.sizes.positions).astype(np.float32)
         self.take_rotations()
         self.blocks.append(Block(tuple(self.embeddings())))
         names = list(dict.fromkeys(traits.layers))  # of distinct layers
@@ -385,6 +418,7 @@ class _Network:
             causal=traits.causal,
             window=attention.window,
             bias="position_bias" if traits.position_bias else None,
+            relative=self.relative(name),
         )
         stream = "inner" if traits.bottleneck else "hidden"
         yield from self.add_and_norm(stream, "attended", name + "output", residual)

@@ -50,13 +50,18 @@ class Operations:
         bottlenecks = {bottleneck.query_key, bottleneck.value} - {None} if bottleneck else set()
         parts = {"key", "value", *(f"{name}.dense" for name in bottlenecks)}
         key_value = sum(size for name, size in layer.items() if name in parts)
+        after = sum(layer.values()) - key_value
+        if relative := traits.relative:  # a token's products with the table of distances, which is mapped once
+            maps = sum(size for name, size in layer.items() if name.startswith("relative_"))
+            met = 2 * relative.span * shapes[first + "key.weight"][0]
+            key_value, after = key_value + relative.from_positions * met, after - maps + relative.to_positions * met
         by_text = traits.classifier_pooling if "head.pooler.weight" in shapes else "cls"
         pooling = embedding.pooling if embedding else by_text
         return cls(
             embedding=sizes.get("encoder.embeddings.projection.weight", 0),
             layers=len(traits.layers),
             key_value=key_value,
-            after_key_value=sum(layer.values()) - key_value,
+            after_key_value=after,
             attention=2 * shapes[first + "key.weight"][0],
             head=_head(sizes, shapes),
             causal=traits.causal,

@@ -212,6 +212,11 @@ class _Expected:
         self._add_embeddings()
         if traits.position_bias:
             self.shapes["encoder.position_bias.weight"] = traits.position_bias.buckets, traits.heads
+        relative = traits.relative
+        if relative:
+            self.shapes["encoder.relative.weight"] = 2 * relative.span, h
+            if relative.norm:
+                self._norm("encoder.relative_norm", h)
         if traits.norm_position == "before":
             self._norm("encoder.norm", h)
         bottleneck = traits.bottleneck
@@ -220,6 +225,10 @@ class _Expected:
             for part in ("query", "key", "value"):
                 read = (bottleneck.value if part == "value" else bottleneck.query_key) if bottleneck else None
                 self._linear(layer + part, c, c if read else h)
+            if relative and not relative.shared:
+                for part, exists in (("key", relative.to_positions), ("query", relative.from_positions)):
+                    if exists:
+                        self._linear(f"{layer}relative_{part}", c, h)
             self._linear(layer + "output", c, c)
             if traits.first_norm or name != traits.layers[0]:
                 self._norm(layer + "attention_norm", c)

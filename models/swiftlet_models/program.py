@@ -87,6 +87,18 @@ class Rotate:
 
 
 @dataclass(frozen=True)
+class Relative:
+    """What the distance d from a query to a key adds to their score (He et al. 2021, arXiv:2006.03654, section 3.1).
+
+    It is query . keys[r] + key . queries[r], where r is number P - 1 + d of `rows`. The larger d, the smaller r.
+    """
+
+    rows: str  # a vector (2 P - 1,)
+    keys: str | None  # vectors (R, width of the query), by head as the query is
+    queries: str | None
+
+
+@dataclass(frozen=True)
 class Attend:
     """out = attention. The query is scaled. Keys and values are those of all tokens of the row's sequence."""
 
@@ -98,6 +110,7 @@ class Attend:
     causal: bool = False  # whether a token attends only to itself and the tokens before it
     window: int | None = None  # a token attends to tokens at a distance of at most window // 2; None: to all
     bias: str | None = None  # a vector (heads, 2 P - 1): the distance d from a query to a key has the column P - 1 + d
+    relative: Relative | None = None
 
 
 @dataclass(frozen=True)
@@ -140,7 +153,7 @@ class Program:
 
 
 def _by_position(step: Attend) -> bool:
-    return step.causal or step.window is not None or step.bias is not None
+    return step.causal or any(part is not None for part in (step.window, step.bias, step.relative))
 
 
 def joined(program: Program) -> Program:

@@ -30,6 +30,7 @@ from swiftlet_models.program import (
     Place,
     Program,
     Read,
+    Relative,
     Rotate,
     Step,
 )
@@ -705,7 +706,13 @@ def without(steps: tuple[Step, ...], *kinds: type[Any]) -> tuple[Step, ...]:
     return tuple(step for step in steps if not isinstance(step, kinds))
 
 
+def with_distances(steps: tuple[Step, ...], rows: str, keys: str | None) -> tuple[Step, ...]:
+    relative = Relative(rows, keys, None)
+    return tuple(replace(step, relative=relative) if isinstance(step, Attend) else step for step in steps)
+
+
 QUERY = Place("query", 0, 64)
+DISTANCES = np.arange(2 * POSITIONS - 1, dtype=np.float32)
 WRONG_PROGRAMS: dict[str, Callable[[tuple[Step, ...]], tuple[Step, ...]]] = {
     "no steps of a layer": lambda _: (),
     "no read": lambda steps: without(steps, Read),
@@ -744,6 +751,11 @@ WRONG_PROGRAMS: dict[str, Callable[[tuple[Step, ...]], tuple[Step, ...]]] = {
     "a negative window": lambda steps: tuple(replace(s, window=-2) if isinstance(s, Attend) else s for s in steps),
     "an infinite epsilon": lambda steps: tuple(replace(s, epsilon=np.inf) if isinstance(s, Norm) else s for s in steps),
     "a look-up behind the read": lambda steps: (*steps, step_of(LookUp)),
+    "distances of another count": lambda steps: with_distances(steps, "embeddings.norm.bias", "turns"),
+    "distances out of order": lambda steps: with_distances(steps, "rising", "tables"),
+    "distances beyond the table": lambda steps: with_distances(steps, "falling", "embeddings.norm.bias"),
+    "distances of another width": lambda steps: with_distances(steps, "falling", "odd table"),
+    "distances without a table": lambda steps: with_distances(steps, "falling", None),
     "a gate of another width": lambda steps: (*steps, Gate("inner", "widened", "gelu")),
     "a gate in place": lambda steps: (*steps, Gate("widened", "widened", "gelu")),
     "a rotation beyond the end": lambda steps: (*steps, Rotate(Place("query", 32, 64), "turns", 2)),
@@ -764,10 +776,27 @@ def test_native_refuses_a_program_that_contradicts_itself(name):
     program = replace(
         given.program, blocks=(*first, changed, head), widths={**given.program.widths, "inner": 64, "normed": 64}
     )
-    vectors = given.vectors | {"turns": np.zeros((POSITIONS, 32), np.float32)}
+    vectors = given.vectors | {
+        "turns": np.zeros((POSITIONS, 32), np.float32),
+        "odd table": np.zeros((2 * POSITIONS, 63), np.float32),
+        "tables": np.zeros((2 * POSITIONS, 64), np.float32),
+        "rising": DISTANCES,
+        "falling": DISTANCES[::-1],
+    }
 
     with pytest.raises(ValueError, match="contradict each other"):
         Native(best(), replace(given, program=program, vectors=vectors))
+
+
+def test_native_refuses_more_distances_than_a_block_of_keys(monkeypatch):
+    given = folded("deberta_v2", "qa")
+    tables = {name: np.zeros((513, 96), np.float32) for name in given.vectors if name.startswith("layers.0.relative")}
+    changed = replace(given, vectors=given.vectors | tables)
+    with pytest.raises(FoldingError, match="its table of distances has 513 rows, more than 512"):
+        Native(best(), changed)
+    monkeypatch.setattr(native, "MOST_DISTANCES", 513)
+    with pytest.raises(ValueError, match="contradict each other"):
+        Native(best(), changed)
 
 
 def test_columns_of_a_value_that_another_segment_wrote_are_kept():

@@ -32,7 +32,9 @@ def test_operations_equal_the_products_of_torch_if_every_row_is_read(architectur
     with FlopCounterMode(display=False) as counter:
         model(ids, ids, lengths, torch.arange(rows * tokens, device="meta"))
 
-    assert 2 * operations.count([tokens] * rows, [tokens] * rows) == counter.get_total_flops()
+    # The table of distances is mapped to keys and queries in every call of torch, and once in an engine.
+    maps = model.encoder.relative.weight.shape[0] * 2 * 96 * 96 * 2 if architecture == "deberta_v2" else 0
+    assert 2 * (operations.count([tokens] * rows, [tokens] * rows) + maps) == counter.get_total_flops()
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 384])

@@ -208,6 +208,13 @@ def _run(f: Folded, one: Encoding) -> np.ndarray:
             if step.bias:
                 bias = f.vectors[step.bias][head]
                 scores += bias[distances + len(bias) // 2]
+            if step.relative:
+                chosen = f.vectors[step.relative.rows].astype(int)[distances + f.positions - 1]
+                tables = (step.relative.keys, step.relative.queries)
+                for name, x, axes in zip(tables, (query[head], key[head]), ((0, 1), (1, 0)), strict=True):
+                    if name is not None:
+                        table = np.split(f.vectors[name], step.heads, axis=1)[head]
+                        scores += np.take_along_axis(x @ table.T, chosen.transpose(axes), 1).transpose(axes)
             if step.causal:
                 scores[distances > 0] = -np.inf
             if step.window is not None:

@@ -37,6 +37,11 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     | {"max_position_embeddings": POSITIONS + 2, "hidden_size": 96, "intermediate_size": 112, "num_hidden_layers": 2},
     "gpt2": {"vocab_size": VOCABULARY, "n_positions": POSITIONS, "n_embd": 96, "n_inner": 112, "n_layer": 2}
     | {"n_head": 2, "resid_pdrop": 0.0},
+    # Distances beyond 4 share rows.
+    "deberta_v2": SIZES
+    | {"hidden_size": 96, "intermediate_size": 112, "num_hidden_layers": 2, "position_buckets": 8}
+    | {"position_biased_input": False, "norm_rel_ebd": "layer_norm", "share_att_key": True}
+    | {"relative_attention": True, "c2p": True, "p2c": True},
     # Layers 0 and 3 attend to all tokens; the last one does not.
     "modernbert": {
         "vocab_size": VOCABULARY,

@@ -64,6 +64,8 @@ CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = {
         "num_hidden_layers": 4,
         "local_attention": 12,
     },
+    "deberta_v2": _SIZES
+    | {"num_hidden_layers": 2, "relative_attention": True, "c2p": True, "p2c": True, "position_buckets": 32},
     "mpnet": _SIZES | {"num_hidden_layers": 2, "max_position_embeddings": 514},
     "gpt2": {"vocab_size": VOCABULARY, "n_embd": 64, "n_head": 4, "n_inner": 128, "n_layer": 2, "resid_pdrop": 0.0},
 }
@@ -82,6 +84,8 @@ NETWORKS: Final[tuple[tuple[str, Task], ...]] = (
     ("modernbert", "classify"),
     ("modernbert", "qa"),
     ("modernbert", "fill-mask"),
+    ("deberta_v2", "classify"),
+    ("deberta_v2", "qa"),
     ("gpt2", "qa"),
     ("gpt2", "score"),
 )

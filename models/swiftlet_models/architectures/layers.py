@@ -70,6 +70,29 @@ def window_bias(size: int, window: int, like: Tensor) -> Tensor:
     return torch.zeros(beyond.shape, dtype=like.dtype, device=like.device).masked_fill(beyond, lowest)[None, None]
 
 
+def relative_bias(
+    query: Tensor, key: Tensor, heads: int, rows: Tensor, keys: Tensor | None, queries: Tensor | None
+) -> Tensor:
+    """Returns what `program.Relative` adds to the scores, (B, A, S, S).
+
+    query and key are (B, S, C), rows (2 P - 1,), and keys and queries (R, C).
+    """
+    size = query.shape[1]
+    places = torch.arange(size, device=query.device)
+    chosen = rows[places[None, :] - places[:, None] + len(rows) // 2]  # (S, S)
+
+    def met(x: Tensor, table: Tensor, chosen: Tensor) -> Tensor:
+        met = split_heads(x, heads) @ split_heads(table[None], heads).transpose(2, 3)  # (B, A, S, R)
+        return met.gather(3, chosen.expand(*met.shape[:3], size))
+
+    bias = query.new_zeros(())
+    if keys is not None:
+        bias = bias + met(query, keys, chosen)
+    if queries is not None:
+        bias = bias + met(key, queries, chosen.T).transpose(2, 3)
+    return bias
+
+
 def padding_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Turns a mask of real tokens (B, S) into an attention bias (B, 1, 1, S) that excludes padding."""
     lowest = torch.finfo(dtype).min

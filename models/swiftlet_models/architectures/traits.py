@@ -7,7 +7,9 @@ every `norm` and every linear map has a weight and a bias:
 
     encoder.embeddings.word.weight, .position.weight, .token_type.weight, .norm, .projection (as the traits say)
     encoder.position_bias.weight                of the scores of attention, in all layers
+    encoder.relative.weight, .relative_norm     of distances, in all layers (as the traits say)
     encoder.LAYER.query, .key, .value, .output, .attention_norm
+    encoder.LAYER.relative_key, .relative_query map the table of distances, if query and key do not
     encoder.LAYER.BOTTLENECK.dense, .norm       maps the hidden states to the width inside the layer
     encoder.LAYER.leave, .leave_norm            maps them back, if the layer has a bottleneck
     encoder.LAYER.INNER, .OUTER, .NORM          of each feed-forward network; a gated one has twice the rows in INNER
@@ -139,6 +141,41 @@ class AttentionTraits:
 
 
 @dataclass(frozen=True)
+class RelativeTraits:
+    """Distances that the scores of attention depend on, as vectors (DeBERTa: He et al. 2021, arXiv:2006.03654).
+
+    Their table (2 K, H) has K rows for each direction.
+    """
+
+    span: int  # K
+    to_positions: bool
+    """Whether queries meet the keys of distances."""
+    from_positions: bool
+    """Whether keys meet the queries of distances."""
+    shared: bool = False
+    """Whether the maps of queries and keys make those of distances."""
+    norm: bool = False
+    """Whether a LayerNorm follows the table."""
+    longest: int | None = None
+    """Distances beyond K / 2 share rows, the more the longer, up to this one; None: each has its own."""
+
+    def rows(self, positions: int) -> NDArray[np.int64]:
+        """Returns the row of the table for the distance d from a query to a key, at P - 1 + d: (2 P - 1,).
+
+        Follows `make_log_bucket_position` of transformers, in fp32 as it does.
+        """
+        distances = np.arange(1 - positions, positions)
+        buckets = distances
+        if self.longest is not None:
+            middle = self.span // 2
+            far = np.maximum(np.abs(distances), middle).astype(np.float32) / np.float32(middle)
+            steps = np.log(far) / np.log(np.float32((self.longest - 1) / middle)) * np.float32(middle - 1)
+            beyond = np.sign(distances) * (np.ceil(steps) + middle)
+            buckets = np.where(np.abs(distances) <= middle, distances, beyond).astype(np.int64)
+        return np.clip(self.span - buckets, 0, 2 * self.span - 1)
+
+
+@dataclass(frozen=True)
 class BottleneckTraits:
     """The linear maps in front of a layer that is narrower than the hidden states.
 
@@ -183,6 +220,7 @@ class Traits:
     """Whether a token attends only to itself and the tokens before it."""
     position_bias: PositionBias | None = None
     """Shared by all layers."""
+    relative: RelativeTraits | None = None
     attention: tuple[AttentionTraits, ...] = ()
     """Of each of `layers`; empty: attention depends on no positions."""
     first_norm: bool = True

@@ -42,6 +42,7 @@ from swiftlet_models.program import (
     Norm,
     Place,
     Read,
+    Relative,
     Rotate,
     Step,
     joined,
@@ -393,7 +394,7 @@ class Network:
         )
         out = g.add(
             "MultiHeadAttention",
-            [query, key, value, "", self.input("lengths"), *self.attention_bias(step)],
+            [query, key, value, "", self.input("lengths"), *self.attention_bias(step, query, key)],
             domain=CONTRIB,
             num_heads=step.heads,
             scale=1.0,
@@ -415,9 +416,9 @@ class Network:
         parts = g.add("Reshape", [self.whole(place.value), numbers(g, -1, place.width)])
         return g.add("Gather", [parts, shared.add("Add", [first, number(shared, part)])])
 
-    def attention_bias(self, step: Attend) -> list[str]:
-        """The numbers to add to the scores, (1 or B, 1 or A, S or F, S), or nothing."""
-        if step.bias is None and not step.causal and step.window is None:
+    def attention_bias(self, step: Attend, query: str, key: str) -> list[str]:
+        """The numbers to add to the scores of laid out queries and keys, (1 or B, 1 or A, S or F, S), or nothing."""
+        if not step.causal and all(part is None for part in (step.bias, step.window, step.relative)):
             return []
         g = self.outermost
         size = g.add("Gather", [g.add("Shape", [self.input("spread")]), number(g, 1)], axis=0)
@@ -433,6 +434,8 @@ class Network:
             columns = g.add("Add", [distances, number(g, self.folded.positions - 1)])
             by_head = g.add("Gather", [self.vector(step.bias), columns], axis=1)  # (A, B, F, S)
             parts.append(g.add("Transpose", [by_head], perm=(1, 0, 2, 3)))
+        if step.relative is not None:
+            parts += self.met_distances(step, step.relative, query, key, distances)
         hidden = []
         if step.causal:
             hidden.append(g.add("Greater", [distances, number(g, 0)]))
@@ -442,7 +445,30 @@ class Network:
             condition = hidden[0] if len(hidden) == 1 else g.add("Or", hidden)
             values = (g.array(f"bias.{v}", np.array(v, np.float32)) for v in (np.finfo(np.float32).min, 0))
             parts.append(g.add("Unsqueeze", [g.add("Where", [condition, *values]), numbers(g, 1)]))
-        return parts if len(parts) == 1 else [g.add("Add", parts)]
+        first, *others = parts
+        for part in others:
+            first = self.graph.add("Add", [first, part])
+        return [first]
+
+    def met_distances(self, step: Attend, relative: Relative, query: str, key: str, distances: str) -> list[str]:
+        """What `program.Relative` adds to the scores: values (B, A, S or F, S)."""
+        g, shared, depth = self.graph, self.outermost, step.query.width // step.heads
+        columns = shared.add("Add", [distances, number(shared, self.folded.positions - 1)])
+        rows = shared.array("relative_rows.int64", self.folded.vectors[relative.rows].astype(np.int64))
+        rows = shared.add("Unsqueeze", [shared.add("Gather", [rows, columns]), numbers(shared, 1)])  # (1 or B, 1, F, S)
+        found = []
+        for x, name, axes in ((query, relative.keys, (0, 1, 2, 3)), (key, relative.queries, (0, 1, 3, 2))):
+            if name is not None:
+                split = g.add("Reshape", [x, numbers(g, 0, 0, step.heads, depth)])
+                table = self.folded.vectors[name].reshape(-1, step.heads, depth).transpose(1, 2, 0)  # (A, D, R)
+                turned = g.array(f"{name}.turned", np.ascontiguousarray(table, np.float32))
+                met = g.add("MatMul", [g.add("Transpose", [split], perm=(0, 2, 1, 3)), turned])  # (B, A, F or S, R)
+                chosen = shared.add("Transpose", [rows], perm=axes)
+                last = shared.add("Gather", [shared.add("Shape", [chosen]), numbers(shared, 3)], axis=0)
+                first = g.add("Slice", [g.add("Shape", [met]), *(numbers(g, i) for i in (0, 3))])
+                spread = g.add("Expand", [chosen, g.add("Concat", [first, last], axis=0)])
+                found.append(g.add("Transpose", [g.add("GatherElements", [met, spread], axis=3)], perm=axes))
+        return found
 
     def read_rows(self, step: Read) -> str:
         g, x = self.graph, self.whole(step.x)

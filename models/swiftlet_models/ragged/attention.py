@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn_out
 
+from swiftlet_models.architectures.layers import relative_bias
+
 MULTIPLE: Final = 8
 """The kernel's heads are as wide as multiples of this."""
 
@@ -133,6 +135,31 @@ def attend_with_bias(
     attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.where(allowed, lowest), scale=1.0)
     real = places < lengths  # (B, S)
     return attended.transpose(1, 2)[real]
+
+
+def attend_with_distances(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    ends: Tensor,
+    longest: int,
+    rows: Tensor,
+    keys: Tensor | None,
+    queries: Tensor | None,
+) -> Tensor:
+    """Returns the attended values (T, A, D) of a network whose scores depend on distances, as `program.Relative` says.
+
+    Attention is padded to the longest sequence, as with a bias. rows is (2 P - 1,), and keys and queries (R, A D).
+    """
+    places = torch.arange(longest, device=query.device)
+    starts, lengths = ends[:-1, None], ends.diff()[:, None]  # (B, 1)
+    tokens = (starts + torch.minimum(places, lengths - 1)).clamp_(min=0)  # (B, S)
+    heads, real = query.shape[1], places < lengths  # (B, S)
+    wide_query, wide_key = (x[tokens].flatten(2) for x in (query, key))
+    bias = relative_bias(wide_query, wide_key, heads, rows, keys, queries)
+    bias = bias.where(real[:, None, None, :], torch.finfo(query.dtype).min)
+    q, k, v = (x[tokens].transpose(1, 2) for x in (query, key, value))  # (B, A, S, D)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0).transpose(1, 2)[real]
 
 
 def _distances(length: int, device: torch.device) -> Tensor:

@@ -49,7 +49,7 @@ class Network:
         self._operations = [operation(part, parameters) for part in self.plan]
         self.reads_all = not any(isinstance(part.unit, Attend) and part.in_focus for part in self.plan)
         """Whether every layer computes all tokens."""
-        self.has_static_shapes = not any(isinstance(step, Attend) and step.bias for step in program)
+        self.has_static_shapes = not any(isinstance(step, Attend) and (step.bias or step.relative) for step in program)
         """Whether all shapes follow from the sizes of the layout. A position bias needs the longest length."""
 
     def __call__(self, at: Layout) -> Tensor:

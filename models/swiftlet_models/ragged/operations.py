@@ -15,8 +15,8 @@ from torch import Tensor
 
 from swiftlet_models.architectures.layers import ACTIVATIONS
 from swiftlet_models.folding import Array, Folded
-from swiftlet_models.program import WORDS, Attend, Gate, Index, LookUp, Multiply, Norm, Place, Read, Rotate
-from swiftlet_models.ragged.attention import attend, attend_with_bias
+from swiftlet_models.program import WORDS, Attend, Gate, Index, LookUp, Multiply, Norm, Place, Read, Relative, Rotate
+from swiftlet_models.ragged.attention import attend, attend_with_bias, attend_with_distances
 from swiftlet_models.ragged.feed_forward import FeedForward
 from swiftlet_models.ragged.in_torch import Kernels
 from swiftlet_models.ragged.layout import Layout
@@ -198,6 +198,8 @@ def _rotate(step: Rotate, parameters: Parameters, *, in_focus: bool) -> Operatio
 
 
 def _attend(step: Attend, parameters: Parameters) -> Operation:
+    if step.relative is not None:
+        return _attend_with_distances(step, step.relative, parameters)
     bias = parameters.vector(step.bias) if step.bias else None
     causal, window = step.causal, step.window
 
@@ -208,6 +210,17 @@ def _attend(step: Attend, parameters: Parameters) -> Operation:
         else:
             attended = attend_with_bias(query, key, value, at.ends, at.longest, bias, causal=causal, window=window)
         return attended.flatten(1)
+
+    return run
+
+
+def _attend_with_distances(step: Attend, relative: Relative, parameters: Parameters) -> Operation:
+    rows = parameters.vector(relative.rows).float().long()
+    keys, queries = (parameters.vector(name) if name else None for name in (relative.keys, relative.queries))
+
+    def run(state: State) -> Tensor:
+        at = state.at
+        return attend_with_distances(*_heads(step, state), at.ends, at.longest, rows, keys, queries).flatten(1)
 
     return run
 

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from swiftlet_models.artifact import Artifact, ArtifactError, Precision
 from swiftlet_models.folding import Array, Folded, FoldingError, Product, fold_artifact
-from swiftlet_models.program import WORDS, Attend, Gate, LookUp, Multiply, Norm, Place, Read, Rotate, Step
+from swiftlet_models.program import WORDS, Attend, Gate, LookUp, Multiply, Norm, Place, Read, Relative, Rotate, Step
 from swiftlet_models.tensors import WeightsError
 from swiftlet_models.weights import open_weights
 from swiftlet_serve.engines import onnx_cpu
@@ -54,7 +54,8 @@ ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorc
 INDICES: Final = {"word": 0, "next_word": 1, "previous_word": 2, "position": 3, "token_type": 4}
 HOW: Final = {"focus": 0, "mean": 1, "max": 2}
 NONE: Final = -1
-STEP_NUMBERS: Final = 13
+STEP_NUMBERS: Final = 16
+MOST_DISTANCES: Final = 512  # rows of a table of distances
 WRONG_SUM: Final = 4  # the status of a call that found a wrong sum and was computed again
 TEST_SECONDS: Final = 0.25  # of the self-test
 TEST_ROUNDS: Final = 100
@@ -64,7 +65,7 @@ ERRORS: Final = {
     3: "a parameter is missing",
     5: "the network's sizes contradict each other",
 }
-INTERFACE: Final = 5  # the version of the functions and programs in swiftlet_serve/native
+INTERFACE: Final = 6  # the version of the functions and programs in swiftlet_serve/native
 
 _Floats = np.ctypeslib.ndpointer(np.float32, flags="C_CONTIGUOUS")
 _Weights = np.ctypeslib.ndpointer(flags="C_CONTIGUOUS")  # int8, or the bits of bf16
@@ -418,7 +419,7 @@ def program_numbers(folded: Folded, parameters: Parameters) -> NDArray[np.int32]
     """Returns a network's program as numbers, which `native/program.h` reads.
 
     Raises:
-        FoldingError: the kernels do not have one of its activations.
+        FoldingError: the kernels do not have one of its activations, or not so many distances.
     """
     program = folded.program
     values = {value: i for i, value in enumerate(program.widths)}
@@ -429,6 +430,14 @@ def program_numbers(folded: Folded, parameters: Parameters) -> NDArray[np.int32]
 
     def vector(name: str | None) -> int:
         return vectors[name] if name else NONE
+
+    def distances(relative: Relative | None) -> tuple[int, int, int]:
+        if relative is None:
+            return NONE, NONE, NONE
+        for name in filter(None, (relative.keys, relative.queries)):
+            if (count := len(folded.vectors[name])) > MOST_DISTANCES:
+                raise FoldingError(f"its table of distances has {count} rows, more than {MOST_DISTANCES}")
+        return vector(relative.rows), vector(relative.keys), vector(relative.queries)
 
     def activation(name: str | None) -> int:
         if name not in ACTIVATIONS:
@@ -453,7 +462,8 @@ def program_numbers(folded: Folded, parameters: Parameters) -> NDArray[np.int32]
             case Attend():
                 places = *place(step.query), *place(step.key), *place(step.value)
                 window = NONE if step.window is None else step.window
-                return 3, values[step.out], *places, step.heads, step.causal, vector(step.bias), window
+                after = step.heads, step.causal, vector(step.bias), window
+                return 3, values[step.out], *places, *after, *distances(step.relative)
             case Read():
                 return 4, values[step.out], values[step.x], HOW[step.how]
             case Gate():

@@ -60,6 +60,8 @@ struct Placement {
     int window = -1;                          // a query attends to keys at a distance of at most window / 2; -1: to all
     const std::int64_t* positions = nullptr;  // of the queries; null if query i is at position `first` + i
     int first = 0;
+    const float* own = nullptr;               // (queries, own_stride): numbers to add to each query's scores; null: none
+    int own_stride = 0;
 
     int position(int query) const { return positions ? static_cast<int>(positions[query]) : first + query; }
     // The keys that a query attends to.
@@ -79,6 +81,7 @@ struct Placement {
     }
     // The numbers to add to the scores of a query: one for each key, and more up to a whole vector.
     const float* bias_of(int head, int query) const {
+        if (own) return own + static_cast<std::size_t>(query) * own_stride;
         return bias ? bias + static_cast<std::size_t>(head) * bias_stride + longest - 1 - position(query) : nullptr;
     }
 };
@@ -217,6 +220,7 @@ inline void pack_on_vectors(Rows key, Rows value, int first, int rows, int keys,
     const Packed packed = packed_on_vectors(keys, depth);
     const Rows columns = pack_columns(key, rows, depth, scratch);
     packed.transpose_into(to, columns.x, columns.stride, first, rows);
+    if (!value.x) return;
     pack_rows(value, rows, depth, to + packed.key + static_cast<std::size_t>(first) / Isa::floats_per_lane * depth);
 }
 
@@ -268,6 +272,65 @@ void attend_head(Products& products, Rows q, int queries, int keys, int head, in
                 for (int r = 0; r < rows; r++) scale_and_add(to(i + r), factors[r], products.sums() + static_cast<std::size_t>(r) * depth, depth);
             }
         for (int r = 0; r < count; r++) scale_and_add(to(r), 1.0f / softmax[r].sum, nullptr, depth);
+    }
+}
+
+// What the distances from queries to keys add to the scores of a layer: query . keys[r] + key . queries[r] for r = rows[d].
+struct Relative {
+    const int* rows = nullptr;       // of the distance d, from -(longest - 1) on; the larger d, the smaller r
+    const float* keys = nullptr;     // (table, .), packed as keys are; null: none
+    const float* queries = nullptr;  // (table, stride); null: none
+    int table = 0, stride = 0;
+};
+
+// Writes the numbers that distances add to the scores of one head, (queries, stride): zeros beyond the keys. `products` has
+// the sequence's keys, and `met` the table's.
+template <class Products>
+void add_distances(const Relative& relative, Products& products, Products& met, Rows q, int queries, int keys, int head, int depth, const Placement& placement, float* to, int stride) {
+    constexpr int tile = Products::rows;
+    int first_position = placement.position(0), last_position = first_position;
+    for (int i = 1; i < queries; i++) {
+        first_position = std::min(first_position, placement.position(i));
+        last_position = std::max(last_position, placement.position(i));
+    }
+    std::fill(to, to + static_cast<std::size_t>(queries) * stride, 0.0f);
+    const int* row = relative.rows;
+    const int low = row[keys - 1 - first_position], high = row[-last_position], begin = low / key_step * key_step;
+    for (int start = 0, count; relative.keys && start < queries; start += count) {
+        count = std::min(query_block, queries - start);
+        met.take_queries({q.x + static_cast<std::size_t>(start) * q.stride, q.stride}, count);
+        for (int i = 0; i < count; i += tile) {
+            const int rows = std::min(tile, count - i);
+            met.multiply_keys(i, rows, begin, high + 1);
+            for (int r = 0; r < rows; r++) {
+                const int query = start + i + r;
+                const float* scores = met.scores(r) - begin;
+                const int* own = row - placement.position(query);
+                float* out = to + static_cast<std::size_t>(query) * stride;
+                for (int key = 0; key < keys; key++) out[key] = scores[own[key]];
+            }
+        }
+    }
+    for (int start = low, count; relative.queries && start <= high; start += count) {
+        count = std::min(query_block, high + 1 - start);
+        products.take_queries({relative.queries + static_cast<std::size_t>(start) * relative.stride + head * depth, relative.stride}, count);
+        for (int first = 0; first < keys; first += key_block) {
+            const int end = std::min(keys, first + key_block);
+            for (int i = 0; i < count; i += tile) {
+                const int rows = std::min(tile, count - i);
+                products.multiply_keys(i, rows, first, end);
+                // The distances that have these rows, the longest first.
+                int d = keys - 1 - first_position;
+                while (row[d] < start + i) d--;
+                for (; d >= -last_position && row[d] < start + i + rows; d--) {
+                    const float* scores = products.scores(row[d] - start - i) - first;
+                    for (int query = 0; query < queries; query++) {
+                        const int key = placement.position(query) + d;
+                        if (key >= first && key < end) to[static_cast<std::size_t>(query) * stride + key] += scores[key];
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -60,6 +60,7 @@ void pack_on_tiles(Rows key, Rows value, int first, int rows, int keys, int dept
     const Packed packed = packed_on_tiles(keys, depth);
     pack_numbers<A>(key.x, key.stride, rows, depth, scratch, packed.width);
     packed.transpose_into(to, scratch, packed.width, first, rows);
+    if (!value.x) return;
     to += packed.key + static_cast<std::size_t>(first) / 2 * depth;
     const auto load = [&](int r, int d) {
         return r < rows ? Isa::load(value.x + static_cast<std::size_t>(r) * value.stride + d) : Isa::zero();
@@ -136,11 +137,17 @@ std::size_t attention_scratch(int depth) {
     return OnVectors::scratch(depth);
 }
 
-// Packs rows of keys and values, (rows, .). Heads of `depth` are side by side.
+inline int distances_stride(int keys) { return round_up(keys, lanes); }
+// The same with numbers that distances add.
+inline std::size_t relative_scratch(int depth, int queries, int keys) {
+    return 2 * attention_scratch(depth) + static_cast<std::size_t>(queries) * distances_stride(keys);
+}
+
+// Packs rows of keys and values, (rows, .), or of keys alone. Heads of `depth` are side by side.
 template <class A = Isa>
 void pack(Rows key, Rows value, int first, int rows, int keys, int heads, int depth, float* to, float* scratch) {
     const std::size_t size = packed_size(keys, 1, depth);
-    for (int head = 0; head < heads; head++, key.x += depth, value.x += depth, to += size) {
+    for (int head = 0; head < heads; head++, key.x += depth, value.x += value.x ? depth : 0, to += size) {
         if constexpr (A::tiles)
             if (on_tiles) {
                 pack_on_tiles<A>(key, value, first, rows, keys, depth, to, scratch);
@@ -151,18 +158,27 @@ void pack(Rows key, Rows value, int first, int rows, int keys, int heads, int de
 }
 
 // The attention of queries of one sequence. q (queries, .) is scaled, and `packed` has the sequence's keys and values. Heads
-// of `depth` are side by side.
+// of `depth` are side by side. With `relative`, the memory is that of `relative_scratch`.
 template <class A = Isa>
-void attend(Rows q, int queries, const float* packed, int keys, int heads, int depth, const Placement& placement, float* out, int stride, float* memory) {
-    const std::size_t size = packed_size(keys, 1, depth);
+void attend(Rows q, int queries, const float* packed, int keys, int heads, int depth, Placement placement, float* out, int stride, float* memory, const Relative* relative = nullptr) {
+    const std::size_t size = packed_size(keys, 1, depth), table_size = relative ? packed_size(relative->table, 1, depth) : 0;
+    const std::size_t scratch = attention_scratch(depth);
     for (int head = 0; head < heads; head++, q.x += depth, packed += size, out += depth) {
-        const auto run = [&](auto products) { attend_head(products, q, queries, keys, head, depth, placement, out, stride); };
+        const auto run = [&](auto products, auto met) {
+            if (relative) {
+                placement.own = memory + 2 * scratch, placement.own_stride = distances_stride(keys);
+                add_distances(*relative, products, met, q, queries, keys, head, depth, placement, memory + 2 * scratch, placement.own_stride);
+            }
+            attend_head(products, q, queries, keys, head, depth, placement, out, stride);
+        };
+        const float* table = relative ? relative->keys + head * table_size : nullptr;
+        const int rows = relative ? relative->table : 0;
         if constexpr (A::tiles)
             if (on_tiles) {
-                run(OnTiles<A>(packed, keys, depth, memory));
+                run(OnTiles<A>(packed, keys, depth, memory), OnTiles<A>(table, rows, depth, memory + scratch));
                 continue;
             }
-        run(OnVectors(packed, keys, depth, memory));
+        run(OnVectors(packed, keys, depth, memory), OnVectors(table, rows, depth, memory + scratch));
     }
 }
 

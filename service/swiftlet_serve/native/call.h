@@ -375,6 +375,7 @@ class Call::Worker {
         const int* owner = reads_ ? call_.read_owner_ : call_.owner_;
         const float* q = rows(s.x.value) + s.x.first;
         float* to = rows(s.out);
+        const Relative relative = s.relative_rows != none ? model_.relative(s) : Relative{};
         for (int row = first_, end; row < first_ + count_; row = end) {
             const int sequence = owner[row], keys = batch_.length(sequence);
             for (end = row + 1; end < first_ + count_ && owner[end] == sequence;) end++;
@@ -383,8 +384,9 @@ class Call::Worker {
                 placement.positions = batch_.focus + row;
             else
                 placement.first = static_cast<int>(row - batch_.offsets[sequence]);
-            float* scratch = memory_.attention.reserve(attention_scratch(depth));
-            attend({q, q_stride}, end - row, packed(s, sequence), keys, s.heads, depth, placement, to, stride, scratch);
+            const bool has_distances = s.relative_rows != none;
+            float* scratch = memory_.attention.reserve(has_distances ? relative_scratch(depth, end - row, keys) : attention_scratch(depth));
+            attend({q, q_stride}, end - row, packed(s, sequence), keys, s.heads, depth, placement, to, stride, scratch, has_distances ? &relative : nullptr);
             q += static_cast<std::size_t>(end - row) * q_stride, to += static_cast<std::size_t>(end - row) * stride;
         }
     }

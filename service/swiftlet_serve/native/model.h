@@ -10,8 +10,10 @@
 #include <sys/mman.h>
 #endif
 
+#include <array>
 #include <vector>
 
+#include "attention_tiles.h"
 #include "memory.h"
 #include "program.h"
 
@@ -74,7 +76,7 @@ class Model {
 
     // Checks all parameters. Throws Missing and Misshapen.
     void finish() {
-        padded_.resize(vectors_.size());
+        padded_.resize(vectors_.size()), tables_.resize(vectors_.size());
         for (const Step& s : program_.steps) check_parameters(s);
         join_weights();
         ready_ = true;
@@ -92,12 +94,21 @@ class Model {
         for (const auto& m : products_) total += m.bytes();
         for (const auto* vectors : {&vectors_, &padded_})
             for (const auto& v : *vectors) total += v.bytes();
+        for (const auto& pair : tables_) total += pair[0].bytes() + pair[1].bytes();
         return total;
     }
 
     const Matrix& product(int number) const { return products_[number]; }
     const float* vector(int number) const { return vectors_[number].get(); }
     const float* position_bias(int number) const { return number == none ? nullptr : padded_[number].get(); }
+    // What distances add to the scores of a step of attention that has `relative_rows`. `on_tiles` is that of the thread.
+    Relative relative(const Step& s) const {
+        const int width = program_.width(s.out), any = s.relative_keys != none ? s.relative_keys : s.relative_queries;
+        Relative found{rows_.get() + program_.positions - 1, nullptr, nullptr, static_cast<int>(vectors_[any].size() / width), width};
+        if (s.relative_keys != none) found.keys = tables_[s.relative_keys][on_tiles].get();
+        if (s.relative_queries != none) found.queries = vector(s.relative_queries);
+        return found;
+    }
     int bias_stride() const { return round_up(2 * program_.positions - 1, lanes) + lanes; }
 
     // Writes a word's embedding, or zeros if the id is -1.
@@ -142,6 +153,7 @@ class Model {
             case Kind::norm: is(s.parameter, width), is(s.bias, width); break;
             case Kind::attend:
                 if (s.bias != none) pad_position_bias(s);
+                if (s.relative_rows != none) take_distances(s, is);
                 break;
             case Kind::rotate:
                 if (s.parameter >= static_cast<int>(vectors_.size())) throw Missing();
@@ -175,6 +187,35 @@ class Model {
         }
     }
 
+    // Checks the numbers that distances add to scores, and packs the keys of distances, also for a thread without tiles.
+    template <class Is>
+    void take_distances(const Step& s, Is&& is) {
+        const int width = program_.width(s.out), depth = width / s.heads, count = 2 * program_.positions - 1;
+        is(s.relative_rows, count);
+        const int any = s.relative_keys != none ? s.relative_keys : s.relative_queries;
+        if (any >= static_cast<int>(vectors_.size())) throw Missing();
+        require(vectors_[any].size() % width == 0 && vectors_[any].size() / width <= key_block);
+        const int table = static_cast<int>(vectors_[any].size() / width);
+        if (s.relative_queries != none) is(s.relative_queries, static_cast<std::size_t>(table) * width);
+        const float* rows = vector(s.relative_rows);
+        require(rows_of_ == none || rows_of_ == s.relative_rows);
+        int* to = rows_.reserve(count);
+        for (int i = 0; i < count; i++) {
+            require(rows[i] >= 0 && rows[i] < static_cast<float>(table));
+            to[i] = static_cast<int>(rows[i]);
+            require(!i || to[i] <= to[i - 1]);
+        }
+        rows_of_ = s.relative_rows;
+        if (s.relative_keys == none) return;
+        for (const bool tiles : {false, true}) {
+            if (tiles && !Isa::tiles) continue;
+            const TileCall call(tiles);
+            Buffer<float> scratch;
+            float* packed = tables_[s.relative_keys][tiles].reserve(packed_size(table, s.heads, depth));
+            pack({vector(s.relative_keys), width}, {nullptr, 0}, 0, table, table, s.heads, depth, packed, scratch.reserve(packing_scratch(table, depth)));
+        }
+    }
+
     // Moves all weights into one stretch of memory, in the order of their addition, on huge pages. A call of few tokens
     // reads each weight once: the address translation of five thousand small pages took a twentieth of its time.
     void join_weights() {
@@ -196,6 +237,9 @@ class Model {
     Program program_;
     std::vector<PackedMatrix> products_;
     std::vector<Buffer<float>> vectors_, padded_;  // `padded_` has the position biases
+    std::vector<std::array<Buffer<float>, 2>> tables_;  // the packed keys of distances, without tiles and on tiles
+    Buffer<int> rows_;      // of the keys of distances, for each distance
+    int rows_of_ = none;    // the vector that they are from
     Buffer<std::int8_t, huge_page> weights_;
     Buffer<std::int8_t> words_;
     Buffer<float> word_scale_;

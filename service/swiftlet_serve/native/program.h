@@ -31,7 +31,7 @@ constexpr int max_size = 1 << 24;      // of a dimension: sums of a few of them 
 constexpr std::size_t max_numbers = std::size_t{1} << 40;  // of a vector
 constexpr int max_steps = 1 << 16;
 constexpr int multiple = 16;           // the widths are multiples of the widest vector, and of a group of inputs
-constexpr int numbers_per_step = 13;
+constexpr int numbers_per_step = 16;
 constexpr int none = -1;
 
 enum class Kind : int { look_up, multiply, norm, attend, read, gate, rotate };
@@ -60,6 +60,7 @@ struct Step {
     bool adds = false;
     int heads = 1;
     bool causal = false;
+    int relative_rows = none, relative_keys = none, relative_queries = none;  // vectors: what distances add to the scores of attention
     int window = none;   // of attention: a token attends to tokens at a distance of at most window / 2; none: to all
     float epsilon = 0;
     How how = How::focus;
@@ -177,6 +178,9 @@ class Program {
                 s.x = place(n[0], n[1], s.width), s.key = place(n[2], n[3], s.width), s.value = place(n[4], n[5], s.width);
                 require(s.heads >= 1 && s.width % s.heads == 0 && s.width / s.heads % multiple == 0);
                 s.causal = n[7] != 0, s.bias = optional(n[8]), s.window = optional(n[9]);
+                s.relative_rows = optional(n[10]), s.relative_keys = optional(n[11]), s.relative_queries = optional(n[12]);
+                require((s.relative_rows != none) == (s.relative_keys != none || s.relative_queries != none));
+                require(s.relative_rows == none || (s.bias == none && s.window == none && !s.causal));
                 for (int value : {s.x.value, s.key.value, s.value.value}) require(value != s.out);
                 break;
             }

@@ -60,9 +60,10 @@ FUSED: dict[str, dict[type[Fused], int]] = {
     "mpnet": {Embeddings: 1, AddAndNorm: 4},
     "gpt2": {Embeddings: 1},
     "modernbert": {},
+    "deberta_v2": {Embeddings: 1, AddAndNorm: 4},
 }
 # The layers that compute all tokens; others: none.
-WHOLE_LAYERS = {"albert": 1, "mobilebert": 1, "mpnet": 2, "gpt2": 2, "modernbert": 3}
+WHOLE_LAYERS = {"albert": 1, "mobilebert": 1, "mpnet": 2, "gpt2": 2, "modernbert": 3, "deberta_v2": 2}
 
 
 def folded(architecture: str, task: Task, pooling: str | None = None) -> Folded:
@@ -120,8 +121,8 @@ def test_products_of_8_bits_run_alone():
 def test_layers_compute_all_tokens_only_where_a_network_reads_them(architecture, pooling):
     own = Network(folded(architecture, "classify", pooling), CPU, torch.float32)
 
-    assert own.reads_all == (pooling != "cls" or architecture in ("mpnet", "gpt2", "modernbert"))
-    assert own.has_static_shapes == (architecture != "mpnet")
+    assert own.reads_all == (pooling != "cls" or architecture in ("mpnet", "gpt2", "modernbert", "deberta_v2"))
+    assert own.has_static_shapes == (architecture not in ("mpnet", "deberta_v2"))
 
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)

@@ -1,0 +1,135 @@
+"""Tests of DeBERTa v2 and v3: its network computes the rows of transformers, and distances have its rows.
+
+The reference computes each sequence alone, as the engines do.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from swiftlet_models.architectures.traits import RelativeTraits
+from swiftlet_models.checkpoint_tensors import ConversionError
+from tests.support.checkpoints import (
+    AUTO,
+    HEADS,
+    Rows,
+    Shape,
+    Task,
+    conversion,
+    convert,
+    our_rows,
+    randomise,
+    reference,
+    reference_rows,
+    relative_error,
+    rows,
+)
+from tests.support.sentence_checkpoints import edit
+
+TOLERANCE: Final = {torch.float32: 1e-5, torch.float64: 1e-8}  # relative; the scale of transformers is in fp32
+# The epsilon is so large that a wrong one changes the outputs visibly.
+_SMALL: Final = {
+    "vocab_size": 211,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "max_position_embeddings": 64,
+    "layer_norm_eps": 0.05,
+    "relative_attention": True,
+    "position_biased_input": False,
+    "pos_att_type": "p2c|c2p",
+}
+_V3: Final = {"position_buckets": 16, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+SHAPES: Final = {
+    "v3": Shape("deberta_v2", _SMALL | _V3),
+    "v2": Shape("deberta_v2", _SMALL | {"type_vocab_size": 2, "position_biased_input": True}),
+    "c2p": Shape("deberta_v2", _SMALL | {"pos_att_type": ["c2p"], "position_buckets": 32}),
+    "p2c": Shape("deberta_v2", _SMALL | {"pos_att_type": ["p2c"], "max_relative_positions": 20}),
+    "plain": Shape(
+        "deberta_v2",
+        _SMALL | {"relative_attention": False, "pos_att_type": None, "position_biased_input": True},
+    ),
+    "v3-base": Shape(
+        "deberta_v2",
+        {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 2, "num_attention_heads": 12}
+        | {"relative_attention": True, "position_biased_input": False, "pos_att_type": "p2c|c2p"}
+        | _V3
+        | {"position_buckets": 256},
+    ),
+}
+TASKS: Final[tuple[Task, ...]] = ("classify", "qa", "fill-mask", "entities")
+
+
+def expected_rows(model: Any, task: Task, batch: Rows) -> Tensor:
+    return torch.cat([reference_rows(model, task, own) for own in batch.alone()])
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES.keys() - {"v3-base"}))
+def test_network_computes_the_rows_of_transformers(name: str) -> None:
+    """In a padded batch as alone."""
+    for task in TASKS if name == "v3" else TASKS[:2]:
+        model = reference(SHAPES[name], task)
+        ours = conversion(model, task).model
+        batch = rows(task, [64, 1, 2, 17, 63], 211)
+        for dtype, tolerance in TOLERANCE.items():
+            expected = expected_rows(model.to(dtype), task, batch)
+            ours = ours.to(dtype)
+
+            assert relative_error(our_rows(ours, batch), expected) <= tolerance
+            alone = torch.cat([our_rows(ours, own) for own in batch.alone()])
+            assert relative_error(alone, expected) <= tolerance
+
+
+def test_released_shape_computes_the_rows_of_transformers() -> None:
+    """Full widths and vocabulary, with few layers to save time. 512 tokens reach every bucket of distances."""
+    model = reference(SHAPES["v3-base"], "classify")
+    batch = rows("classify", [512, 60], 128000)
+
+    ours = our_rows(conversion(model, "classify").model, batch)
+    assert relative_error(ours, expected_rows(model, "classify", batch)) <= TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize(("buckets", "longest"), [(256, 512), (32, 128), (16, 40), (128, 2048), (24, 512)])
+def test_distances_have_the_rows_of_transformers(buckets: int, longest: int) -> None:
+    """For every distance, also at the boundaries between buckets, where rounding could differ."""
+    from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+    positions = 3 * longest
+    backwards = torch.arange(positions - 1, -positions, -1)  # from a key to its query
+    expected = make_log_bucket_position(backwards, buckets, longest).long() + buckets
+    relative = RelativeTraits(buckets, to_positions=True, from_positions=True, longest=longest)
+
+    np.testing.assert_array_equal(relative.rows(positions), expected.clamp(0, 2 * buckets - 1).numpy())
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"pos_att_type": "p2p"}, "pos_att_type has a part that is not supported"),
+        ({"pos_att_type": 3}, "pos_att_type has an invalid value"),
+        ({"norm_rel_ebd": "batch_norm"}, "norm_rel_ebd has a part"),
+        ({"conv_kernel_size": 3}, "conv_kernel_size is not supported"),
+        ({"embedding_size": 24}, "embedding_size is not supported"),
+        ({"pooler_hidden_size": 24}, "pooler_hidden_size is not supported"),
+        ({"relative_attention": False}, "relative_attention false"),
+        ({"position_buckets": 1}, "position_buckets 1 are too many or too few"),
+        ({"position_buckets": 200}, "position_buckets 200 are too many or too few"),
+        ({"position_buckets": 32}, "rel_embeddings.weight has shape"),
+        ({"share_att_key": False}, "is not in the checkpoint"),
+        ({"max_position_embeddings": 1 << 17}, "max_position_embeddings has an invalid value"),
+    ],
+)
+def test_other_forms_are_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    model = AUTO["classify"].from_config(SHAPES["v3"].config())
+    randomise(model)
+    model.save_pretrained(tmp_path)
+    edit(tmp_path / "config.json", **changes)
+    with pytest.raises(ConversionError, match=reason):
+        convert(tmp_path, *HEADS["classify"])
