@@ -160,10 +160,11 @@ def locate(source: str, revision: str | None = None) -> tuple[Path, dict[str, An
     except HFValidationError:
         raise ConversionError(f"{source!r} is neither a directory nor a valid hub id.") from None
     except Exception as error:  # of any of the clients of HTTP that versions of the package use
-        reason = getattr(error, "strerror", None) or _BROKEN_OFF
-        raise ConversionError(
-            f"{source!r} is not in the local cache and cannot be downloaded: {_HUB.get(type(error).__name__, reason)}."
-        ) from None
+        full = (
+            f"{error.strerror}; set HF_HOME to another directory" if isinstance(error, OSError) and error.errno else ""
+        )
+        reason = _HUB.get(type(error).__name__, full or _BROKEN_OFF)
+        raise ConversionError(f"{source!r} is not in the local cache and cannot be downloaded: {reason}.") from None
     return path, {"hub": source, "revision": path.name}  # the directory of a snapshot has the name of its commit
 
 

@@ -158,17 +158,23 @@ def import_checkpoint(
         summary = f"{IMPORTED}{origin.get('hub') or origin['directory']}."
         card = {"summary": summary, "ignored_tensors": list(converted.ignored)}
         draft = Draft(converted.weights, tokenizer, manifest, card)
-        artifact = release(
-            draft,
-            out / name,
-            measure,
-            max_loss=max_loss,
-            keep_fp32=keep_fp32,
-            strict=strict,
-            advice=MORE_DATA if measure else DATA,
-            report=report,
-            progress=progress,
-        )
+        try:
+            artifact = release(
+                draft,
+                out / name,
+                measure,
+                max_loss=max_loss,
+                keep_fp32=keep_fp32,
+                strict=strict,
+                advice=MORE_DATA if measure else DATA,
+                report=report,
+                progress=progress,
+            )
+        except OSError as error:
+            raise SetupError(
+                f"The artifact cannot be written: {error.strerror or error}. Make room, or choose another directory: "
+                "--out, or model_cache of swiftlet serve."
+            ) from None
     return artifact, converted.ignored
 
 
