@@ -10,7 +10,6 @@ import os
 import shutil
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,15 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from torch import Tensor, nn
 
 from swiftlet_models.errors import ModelError
-from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference import loading
 from swiftlet_serve.inference.model_cache import ModelCache
 from swiftlet_serve.inference.model_source import ModelSource
-from swiftlet_serve.offline import import_checkpoint as module
+from swiftlet_serve.offline.import_checkpoint import import_checkpoint
 from swiftlet_serve.offline.release import Draft
-from swiftlet_serve.types import Batch
 from tests.goldens.cases import HERE
 from tests.support.checkpoints import SMALL, randomise
+from tests.support.drafts import answers, catch_drafts
 from tests.support.sentence_checkpoints import edit, save_encoder
 
 ROWS: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("odd_checkpoints.json").read_text("utf-8"))
@@ -71,14 +69,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Draft]:
     """Does what `swiftlet serve` does with a word, up to the rounding of the weights."""
-    drafts: list[Draft] = []
-
-    def release(draft: Draft, *_: object, **__: object) -> None:
-        drafts.append(replace(draft, weights={name: np.asarray(weight) for name, weight in draft.weights.items()}))
+    drafts = catch_drafts(monkeypatch)
 
     def fetch(_: object, source: ModelSource) -> Path:
         options: dict[str, Any] = {"task": None, **source.options, "name": source.name}
-        module.import_checkpoint(
+        import_checkpoint(
             source.source,
             out=tmp_path / "out",
             max_loss=0.5,
@@ -92,7 +87,6 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Dr
         loading.locate([word], str(tmp_path / "cache"))
         return drafts[-1]
 
-    monkeypatch.setattr(module, "release", release)
     monkeypatch.setattr(ModelCache, "fetch", fetch)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     return run
@@ -432,14 +426,6 @@ def test_every_row_is_made() -> None:
 
 
 # What is served
-
-
-def answers(draft: Draft, inputs: Any, **parameters: Any) -> Any:
-    task = tasks.load(draft.manifest.task).create(draft.tokenizer, draft.manifest)
-    request = task.Request.model_validate({"inputs": inputs, "parameters": parameters})
-    encodings = list(task.encode(request))
-    rows = np.concatenate(draft.answers(encodings))
-    return task.decode(request, encodings, Batch.of(encodings).split_rows(rows))
 
 
 def scores(results: Any) -> list[list[tuple[str, float]]]:
