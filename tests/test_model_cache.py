@@ -132,8 +132,8 @@ def test_processes_that_start_together_import_once(checkpoint: Path, tmp_path: P
     assert sum("rounding to int8" in progress for _, progress in outputs) == 1
 
 
-def test_an_import_goes_on_when_its_server_is_killed(checkpoint: Path, tmp_path: Path) -> None:
-    """Others wait for it, because it holds the lock."""
+def test_others_wait_for_the_import_of_a_killed_server(checkpoint: Path, tmp_path: Path) -> None:
+    """It holds the lock."""
     (tmp_path / "wait").write_text(f"#!/bin/sh\nread line < {tmp_path / 'pipe'}\n", "utf-8")
     (tmp_path / "wait").chmod(0o700)
     os.mkfifo(tmp_path / "pipe")

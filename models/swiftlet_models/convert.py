@@ -92,11 +92,7 @@ _CHANGED: Final = {
     "pruned_heads": "give the checkpoint before heads were removed",
 }
 _LANGUAGE_MODELS: Final = ("masked_lm", "causal_lm")  # heads that read the word embeddings
-_ACTIVATIONS: Final = {
-    "gelu_python": "gelu",
-    "gelu_fast": "gelu_new",
-    "gelu_accurate": "gelu_new",
-}  # the same functions
+_ACTIVATIONS: Final = {"gelu_python": "gelu", "gelu_fast": "gelu_new", "gelu_accurate": "gelu_new"}  # the same
 
 _PROBLEMS: Final[Mapping[str | None, Problem]] = {
     "single_label_classification": "single_label",
@@ -160,10 +156,9 @@ def locate(source: str, revision: str | None = None) -> tuple[Path, dict[str, An
     except HFValidationError:
         raise ConversionError(f"{source!r} is neither a directory nor a valid hub id.") from None
     except Exception as error:  # of any of the clients of HTTP that versions of the package use
-        full = (
-            f"{error.strerror}; set HF_HOME to another directory" if isinstance(error, OSError) and error.errno else ""
-        )
-        reason = _HUB.get(type(error).__name__, full or _BROKEN_OFF)
+        known = [_HUB[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _HUB]
+        full = isinstance(error, OSError) and error.errno and f"{error.strerror}; set HF_HOME to another directory"
+        reason = known[0] if known else full or f"{_BROKEN_OFF} ({type(error).__name__})"
         raise ConversionError(f"{source!r} is not in the local cache and cannot be downloaded: {reason}.") from None
     return path, {"hub": source, "revision": path.name}  # the directory of a snapshot has the name of its commit
 

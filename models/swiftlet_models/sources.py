@@ -77,7 +77,7 @@ CLASSES: Final[Mapping[str, tuple[str, Head]]] = {
     "ForPreTraining": ("fill-mask", "masked_lm"),
     "GPT2LMHeadModel": ("score", "causal_lm"),
 }
-ENCODER: Final = re.compile(r"(?<!Head)Model$")  # the end of the name of a class without a head
+ENCODER: Final = re.compile(r"(?<!Head)(?<!Heads)Model$")  # the end of the name of a class without a head
 
 
 @dataclass(frozen=True)

@@ -205,7 +205,7 @@ def _files(directory: Path, depth: int) -> Iterator[Path]:
 def _import(source: ModelSource, revision: str | None, entry: Path, lock: int) -> None:
     """Imports a checkpoint in a process of its own, whose memory is then free. Its progress goes to stderr.
 
-    That process holds the lock, too: if this one is killed, others wait until the import ends, and find it whole.
+    That process holds the lock, too: if this one is killed, others wait until the import has ended.
 
     Raises:
         SetupError: the import fails, with its message.
