@@ -393,10 +393,9 @@ def trained_checkpoints() -> str:
     """Returns the checkpoints of `tests/offline/test_trained_checkpoints.py`."""
     rows = []
     for name, row in _data("trained_checkpoints").items():
-        found = f"{row['difference']:.1e}, {'in each run of the tests' if 'directory' in row else 'by hand'}"
-        cells = [name, code(row["model_type"]), row["task"], row["package"], row["licence"], str(row["texts"]), found]
-        rows.append(cells)
-    header = ["Checkpoint", "`model_type`", "Task", "Package", "Licence", "Texts", "Largest difference in fp32"]
+        cells = [name, code(row["model_type"]), row["task"], row["package"], row["licence"], f"{row['texts']:,}"]
+        rows.append([*cells, f"{row['difference']:.1e}", "each run" if "directory" in row else "by hand"])
+    header = ["Checkpoint", "`model_type`", "Task", "Package", "Licence", "Texts", "Difference", "Tested"]
     return table(header, rows)
 
 
