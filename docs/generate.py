@@ -368,10 +368,12 @@ def networks() -> str:
 
 
 def tested_heads() -> str:
-    """Returns what each network was compared with the reference packages on, for each head, and with which weights."""
+    """Returns the weights with which each network was tested, for the tasks of each head."""
     parity = (ROOT / "loadtest/results/parity.md").read_text("utf-8")
     random = set(re.findall(r"^\| (\w+) \| ([a-z-]+) \|", parity, re.MULTILINE))
-    trained = [(row["model_type"], row["task"], name) for name, row in _data("trained_checkpoints").items()]
+    trained = [
+        (row["model_type"].replace("-", "_"), row["task"], name) for name, row in _data("trained_checkpoints").items()
+    ]
     for path in find_artifacts(BUNDLED):
         manifest = json.loads((path / MANIFEST).read_text("utf-8"))
         trained.append((manifest["architecture"], manifest["task"], code(manifest["name"])))
@@ -382,7 +384,7 @@ def tested_heads() -> str:
     for network in architectures.names():
         cells = []
         for served in heads.values():
-            models = [name for kind, task, name in trained if (kind, task) in {(network, each) for each in served}]
+            models = [name for kind, task, name in trained if kind == network and task in served]
             weights = ["random weights"] if any((network, task) in random for task in served) else []
             cells.append(", ".join(weights + models) or "–")
         rows.append([code(network.replace("_", "-")), *cells])

@@ -112,7 +112,7 @@ def tensors(change: Callable[[Tensors], Tensors]) -> Make:
     return make
 
 
-def each(change: Callable[[Tensor], Tensor], *parts: str) -> Make:
+def altered(change: Callable[[Tensor], Tensor], *parts: str) -> Make:
     """Changes each tensor whose name has one of these parts."""
     return tensors(lambda old: {k: change(v) if any(part in k for part in parts) else v for k, v in old.items()})
 
@@ -210,7 +210,7 @@ def trained(path: Path) -> None:
 def resized(rows: int) -> Make:
     """Changes the number of rows of the word embeddings."""
     table = lambda old: torch.cat([old, old[:64]])[:rows].clone()  # noqa: E731
-    return several(each(table, WORDS), config(vocab_size=rows))
+    return several(altered(table, WORDS), config(vocab_size=rows))
 
 
 def encoder(**options: Any) -> Make:
@@ -274,9 +274,9 @@ def pieces(words: int) -> dict[str, Any]:
 
 ODD: dict[str, Make] = {
     # Files of weights
-    "weights in fp16": each(Tensor.half, ""),
-    "weights in bf16": each(Tensor.bfloat16, ""),
-    "weights in fp64": each(Tensor.double, ""),
+    "weights in fp16": altered(Tensor.half, ""),
+    "weights in bf16": altered(Tensor.bfloat16, ""),
+    "weights in fp64": altered(Tensor.double, ""),
     "shards": sharded(),
     "shards that are links out of the directory, as in the cache of the hub": sharded(linked),
     "pytorch_model.bin": pickled(),
@@ -290,9 +290,9 @@ ODD: dict[str, Make] = {
     ),
     "file of a whole training": pickled(lambda old: {"model": old, "optimizer": {}, "epoch": 3}),
     "checkpoint of Lightning": instead("epoch=3.ckpt"),
-    "weights in int64": each(Tensor.long, QUERY),
-    "weights in fp8": each(lambda tensor: tensor.to(torch.float8_e4m3fn), QUERY),
-    "int8 of bitsandbytes": several(config(quantization_config={"load_in_8bit": True}), each(Tensor.char, QUERY)),
+    "weights in int64": altered(Tensor.long, QUERY),
+    "weights in fp8": altered(lambda tensor: tensor.to(torch.float8_e4m3fn), QUERY),
+    "int8 of bitsandbytes": several(config(quantization_config={"load_in_8bit": True}), altered(Tensor.char, QUERY)),
     "GPTQ": several(config(quantization_config={"quant_method": "gptq"}), renamed(lambda k: k.replace("y.w", "y.qw"))),
     "TensorFlow": instead("tf_model.h5"),
     "TensorFlow 1": instead("bert_model.ckpt.index", "bert_model.ckpt.meta"),
@@ -306,12 +306,12 @@ ODD: dict[str, Make] = {
     "weights in a folder": lambda path: (path / "model.safetensors").rename(
         (path / "final").mkdir() or path / "final/w"
     ),
-    "NaN in the weights": each(lambda tensor: tensor * torch.nan, "classifier.bias"),
-    "numbers too large for fp32": each(lambda tensor: tensor.double() + 1e300, "classifier.bias"),
+    "NaN in the weights": altered(lambda tensor: tensor * torch.nan, "classifier.bias"),
+    "numbers too large for fp32": altered(lambda tensor: tensor.double() + 1e300, "classifier.bias"),
     "a layer that is missing": without(".layer.1."),
     "a head that is missing": without("classifier."),
     "a head with other labels than config.json": config(id2label={"0": "no", "1": "yes"}),
-    "heads that were pruned": several(config(pruned_heads={"0": [1]}), each(lambda tensor: tensor[:36], QUERY)),
+    "heads that were pruned": several(config(pruned_heads={"0": [1]}), altered(lambda tensor: tensor[:36], QUERY)),
     "tensors of another network": config(model_type="roberta"),
     # Damage
     "file whose download broke off": lambda path: os.truncate(path / "model.safetensors", 100_000),
@@ -430,7 +430,7 @@ def test_every_row_is_made() -> None:
 
 def scores(results: Any) -> list[list[tuple[str, float]]]:
     """Returns labels with their scores, in an order that does not depend on rounding."""
-    return [sorted((str(each["label"]), each["score"]) for each in result) for result in results]
+    return [sorted((str(answer["label"]), answer["score"]) for answer in result) for result in results]
 
 
 def classes(path: Path) -> Any:
@@ -468,22 +468,21 @@ def test_what_is_served_answers_as_transformers(
         np.testing.assert_allclose(np.array(answers(draft, TEXTS)), expected, atol=1e-5)
     elif draft.manifest.task == "rerank":
         query, texts = PAIRS[0][0], [text for _, text in PAIRS]
-        found = {entry["index"]: entry["score"] for entry in answers(draft, {"query": query, "texts": texts})}
+        ranked = {entry["index"]: entry["score"] for entry in answers(draft, {"query": query, "texts": texts})}
         expected = CrossEncoder(str(path), device="cpu").predict(PAIRS)
-        np.testing.assert_allclose([found[i] for i in range(len(texts))], expected, atol=1e-5)
+        np.testing.assert_allclose([ranked[i] for i in range(len(texts))], expected, atol=1e-5)
     else:
         if name.startswith("adapter"):
             merge(tmp_path / "base", path)
         source = base if name in LIKE_THE_BASE else tmp_path / "base" if name.startswith("adapter") else path
-        found, expected = scores(answers(draft, TEXTS, top_k=3)), scores(classes(source))
-        for ours, theirs in zip(found, expected, strict=True):
+        for ours, theirs in zip(scores(answers(draft, TEXTS, top_k=3)), scores(classes(source)), strict=True):
             assert [label for label, _ in ours] == [label for label, _ in theirs]
             np.testing.assert_allclose([score for _, score in ours], [score for _, score in theirs], atol=1e-5)
 
 
 def merge(base: Path, path: Path) -> None:
     a, b = load_file(path / "adapter_model.safetensors").values()
-    each(lambda weight: weight + LORA["lora_alpha"] / LORA["r"] * (b @ a), QUERY)(base)  # type: ignore[operator]
+    altered(lambda weight: weight + LORA["lora_alpha"] / LORA["r"] * (b @ a), QUERY)(base)  # type: ignore[operator]
 
 
 def test_the_manifest_names_the_base_of_an_adapter(base: Path, tmp_path: Path, serve: Callable[[str], Draft]) -> None:

@@ -37,7 +37,7 @@ def difference(directory: Path, task: str, texts: list[str], monkeypatch: pytest
     differences = []
     for text in texts:
         theirs, ours = reference(text), answers(drafts[-1], text, top_k=5)
-        assert [each["token"] for each in ours] == [each["token"] for each in theirs]
+        assert [answer["token"] for answer in ours] == [answer["token"] for answer in theirs]
         differences += [abs(a["score"] - b["score"]) for a, b in zip(ours, theirs, strict=True)]
     return max(differences)
 
@@ -48,8 +48,8 @@ def test_trained_checkpoints_answer_as_the_reference(name: str, monkeypatch: pyt
     spec = importlib.util.find_spec(package)
     assert spec is not None
     assert spec.origin is not None
-    found = difference(Path(spec.origin).parent / folder, ROWS[name]["task"], [*cases.SENTENCES], monkeypatch)
-    assert found <= LARGEST
+    largest = difference(Path(spec.origin).parent / folder, ROWS[name]["task"], [*cases.SENTENCES], monkeypatch)
+    assert largest <= LARGEST
 
 
 def test_differences_by_hand_are_small() -> None:
