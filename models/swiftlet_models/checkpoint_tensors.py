@@ -85,7 +85,9 @@ def _open(file: Path, files: ExitStack) -> Weights:
         return read_header(files.enter_context(file.open("rb", buffering=0)))
     except (OSError, ValueError) as error:
         reason = f"it is {what}" if (what := instead(file)) else str(error).removesuffix(".")
-        raise ConversionError(f"{file.name} cannot be read as safetensors: {reason}.") from None
+        raise ConversionError(
+            f"{file.name} cannot be read as safetensors: {reason}. Download it once more, or save it in float16."
+        ) from None
 
 
 def _open_pickle(file: Path, files: ExitStack) -> Weights:

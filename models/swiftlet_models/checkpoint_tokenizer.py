@@ -122,7 +122,9 @@ class _Source:
         """
         token = self.specials[role]
         if token not in ids:
-            raise TokenizerError(f"{self.path.name} lacks the token {token}.")
+            raise TokenizerError(
+                f"{self.path.name} lacks the token {token}. Name its own as {role}_token in tokenizer_config.json."
+            )
         return token, ids[token]
 
 

@@ -85,6 +85,7 @@ _HUB: Final = {
 _BROKEN_OFF: Final = "the download broke off; start again, and it goes on where it ended"
 
 MAX_LABELS: Final = 1 << 20  # that a configuration may ask for without naming them
+_WRITE_LABELS: Final = 'Write all of them: "id2label": {"0": "NAME", "1": "NAME"}.'
 
 # Settings that tell that the tensors are not those of the network, with the next step.
 _CHANGED: Final = {
@@ -285,14 +286,14 @@ def _labels(settings: Mapping[str, Any]) -> tuple[tuple[str, ...], Problem]:
     """
     count = settings.get("num_labels", 2)
     if type(count) is not int or not 1 <= count <= MAX_LABELS:
-        raise ConversionError("config.json: num_labels has an invalid value.")
+        raise ConversionError(f"config.json: num_labels has an invalid value. {_WRITE_LABELS}")
     id2label = settings.get("id2label") or {str(i): f"LABEL_{i}" for i in range(count)}
     try:
         labels = tuple(str(id2label[str(i)]) for i in range(len(id2label)))
     except (KeyError, TypeError):
-        raise ConversionError("config.json: id2label does not number the labels from 0.") from None
+        raise ConversionError(f"config.json: id2label does not number the labels from 0. {_WRITE_LABELS}") from None
     if None in id2label.values():
-        raise ConversionError("config.json: id2label has a label without a name.")
+        raise ConversionError(f"config.json: id2label has a label without a name. {_WRITE_LABELS}")
     problem = settings.get("problem_type")
     if problem is None:  # the pipeline of transformers then applies a sigmoid to one label
         return labels, "single_label"
@@ -366,8 +367,7 @@ class _Checkpoint:
                 if table == "head.output.weight" and width:
                     if self.head == "classification" and shapes.get(table, ())[:1] not in ((), (width,)):
                         raise ConversionError(
-                            f"config.json names {width} labels, but the head has {shapes[table][0]}. Write id2label "
-                            "with all of them."
+                            f"config.json names {width} labels, but the head has {shapes[table][0]}. {_WRITE_LABELS}"
                         )
                     shapes[table] = width, self.config.hidden_size
                 expected, sizes = expected_parameters(self.config, shapes, self.head, embedding)
@@ -381,7 +381,9 @@ class _Checkpoint:
                     raise (
                         _NoHead
                         if parameter.startswith("head.")
-                        else ConversionError(f"the parameter {parameter} is not in the checkpoint.")
+                        else ConversionError(
+                            f"the parameter {parameter} is not in the checkpoint. Save the whole model."
+                        )
                     )
                 self.weights[parameter] = np.zeros(shape, np.float32)
             self.check_tensor(parameter, shape)
@@ -394,7 +396,7 @@ class _Checkpoint:
         if positions not in ((), (stated := getattr(self.config, "max_position_embeddings", None),)):
             raise ConversionError(
                 f"the weights do not fit config.json: there are {stated} positions, but the parameters have "
-                f"{positions[0]}."
+                f"{positions[0]}. Set max_position_embeddings to that."
             )
         return sizes
 
@@ -424,9 +426,9 @@ class _Checkpoint:
         if tensor.shape != shape:
             raise ConversionError(f"the tensor {name} has shape {tensor.shape}, not {shape}.")
         if tensor.dtype.kind != "f":
-            raise ConversionError(f"the tensor {name} holds no floating-point numbers.")
+            raise ConversionError(f"the tensor {name} holds no floating-point numbers. Save it before it is quantised.")
         if not is_finite(tensor):
-            raise ConversionError(f"the tensor {name} holds values that are not finite.")
+            raise ConversionError(f"the tensor {name} holds values that are not finite. Take an earlier checkpoint.")
 
     def check_tied(self) -> None:
         """Checks that tensors which repeat a parameter are equal to it, and removes them."""

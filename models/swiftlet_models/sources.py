@@ -238,4 +238,4 @@ def instead(file: Path) -> str:
         return "a pointer of Git LFS and not the file itself; run git lfs pull in its directory"
     if start.lstrip().startswith((b"<!doctype", b"<html")):
         return "a web page and not the file itself; download it once more"
-    return "" if start else "empty; copy or download it once more"
+    return "" if start else "empty; download it once more"

@@ -110,7 +110,7 @@ def _tensor(descriptor: int, start: int, entry: object) -> Tensor:
         case _:
             raise ValueError("its header has an invalid entry.")
     if kind not in TYPES:
-        raise ValueError("it holds numbers of a type that is not supported, such as 8-bit floats; save it in float16.")
+        raise ValueError("it holds numbers of a type that is not supported, such as 8-bit floats.")
     if len(shape) > MAX_DIMENSIONS or not all(type(n) is int and 0 <= n <= MAX_SIZE for n in shape):
         raise ValueError("a tensor has an invalid shape.")
     if math.prod(max(n, 1) for n in shape) > MAX_SIZE:

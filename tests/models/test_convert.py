@@ -124,14 +124,19 @@ def test_convert_rejects_wrong_shape(tmp_path: Path) -> None:
 def test_convert_rejects_values_outside_float32(tmp_path: Path, value: float) -> None:
     save(tmp_path)
     edit_tensors(tmp_path, lambda tensors: tensors.update({WORDS: torch.full((211, 48), value, dtype=torch.float64)}))
-    assert error_message(tmp_path) == f"the tensor {WORDS} holds values that are not finite."
+    assert (
+        error_message(tmp_path) == f"the tensor {WORDS} holds values that are not finite. Take an earlier checkpoint."
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bool])
 def test_convert_rejects_non_float_tensors(tmp_path: Path, dtype: torch.dtype) -> None:
     save(tmp_path)
     edit_tensors(tmp_path, lambda tensors: tensors.update({WORDS: torch.ones(211, 48).to(dtype)}))
-    assert error_message(tmp_path) == f"the tensor {WORDS} holds no floating-point numbers."
+    assert (
+        error_message(tmp_path)
+        == f"the tensor {WORDS} holds no floating-point numbers. Save it before it is quantised."
+    )
 
 
 def test_convert_rejects_numbers_of_an_unknown_type(tmp_path: Path) -> None:
@@ -259,7 +264,7 @@ def test_convert_rejects_sizes_that_the_tensors_do_not_have(tmp_path: Path, name
 def test_convert_rejects_more_labels_than_a_network_has(tmp_path: Path) -> None:
     save(tmp_path)
     edit_config(tmp_path, id2label=None, num_labels=10**12)
-    assert error_message(tmp_path) == "config.json: num_labels has an invalid value."
+    assert error_message(tmp_path).startswith("config.json: num_labels has an invalid value.")
 
 
 @pytest.mark.parametrize("name", ["bert", "albert", "mobilebert", "mobilebert-tiny"])

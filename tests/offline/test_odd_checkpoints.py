@@ -502,7 +502,7 @@ def test_what_is_refused_is_told_with_the_next_step(
         serve(str(path))
     message = str(caught.value)
 
-    assert ROWS["refused"][name].format(path) in message
+    assert ROWS["refused"][name].replace("{}", str(path)) in message
     assert "\n" not in message
 
 
