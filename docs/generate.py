@@ -27,6 +27,7 @@ from pydantic import BaseModel
 from starlette.testclient import TestClient
 
 from swiftlet_models import architectures
+from swiftlet_models.artifact import MANIFEST, find_artifacts
 from swiftlet_serve import tasks
 from swiftlet_serve.cli.main import main as command_line
 from swiftlet_serve.errors import SwiftletError
@@ -36,6 +37,7 @@ from swiftlet_serve.http.connections.limits import MAX_CONNECTIONS, ConnectionLi
 from swiftlet_serve.http.dialects import cohere, decisions, openai
 from swiftlet_serve.http.endpoints.model_endpoint import MAX_RESPONSE_RATIO
 from swiftlet_serve.inference import pipeline
+from swiftlet_serve.inference.loading import BUNDLED
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.tasks import entities, fill_mask, qa, rerank, zero_shot
@@ -365,6 +367,51 @@ def networks() -> str:
     return table(["`model_type`", "Network"], rows)
 
 
+def tested_heads() -> str:
+    """Returns the weights with which each network was tested, for the tasks of each head."""
+    parity = (ROOT / "loadtest/results/parity.md").read_text("utf-8")
+    random = set(re.findall(r"^\| (\w+) \| ([a-z-]+) \|", parity, re.MULTILINE))
+    trained = [
+        (row["model_type"].replace("-", "_"), row["task"], name) for name, row in _data("trained_checkpoints").items()
+    ]
+    for path in find_artifacts(BUNDLED):
+        manifest = json.loads((path / MANIFEST).read_text("utf-8"))
+        trained.append((manifest["architecture"], manifest["task"], code(manifest["name"])))
+    heads: dict[str, list[str]] = {}
+    for task in tasks.names():
+        heads.setdefault(tasks.load(task).HEAD, []).append(task)
+    rows = []
+    for network in architectures.names():
+        cells = []
+        for served in heads.values():
+            models = [name for kind, task, name in trained if kind == network and task in served]
+            weights = ["random weights"] if any((network, task) in random for task in served) else []
+            cells.append(", ".join(weights + models) or "–")
+        rows.append([code(network.replace("_", "-")), *cells])
+    return table(["`model_type`", *(", ".join(served) for served in heads.values())], rows)
+
+
+def trained_checkpoints() -> str:
+    """Returns the checkpoints of `tests/offline/test_trained_checkpoints.py`."""
+    rows = []
+    for name, row in _data("trained_checkpoints").items():
+        cells = [name, code(row["model_type"]), row["task"], row["package"], row["licence"], f"{row['texts']:,}"]
+        rows.append([*cells, f"{row['difference']:.1e}", "each run" if "directory" in row else "by hand"])
+    header = ["Checkpoint", "`model_type`", "Task", "Package", "Licence", "Texts", "Difference", "Tested"]
+    return table(header, rows)
+
+
+def odd_checkpoints(outcome: Literal["served", "refused"]) -> str:
+    """Returns the checkpoints of `tests/offline/test_odd_checkpoints.py`."""
+    rows = _data("odd_checkpoints")[outcome].items()
+    shown = [[name, code(text.replace("{}", "DIR")) if outcome == "refused" else text] for name, text in rows]
+    return table(["Checkpoint", "Task" if outcome == "served" else "Refused with"], shown)
+
+
+def _data(name: str) -> Any:
+    return json.loads((ROOT / f"tests/offline/{name}.json").read_text("utf-8"))
+
+
 def _first_sentence(path: Path) -> str:
     """Returns the first sentence of a module's docstring."""
     text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
@@ -440,6 +487,10 @@ GENERATORS: Final[dict[str, Callable[[], str]]] = {
     "modules service": partial(modules, "service"),
     "native files": native_files,
     "networks": networks,
+    "tested heads": tested_heads,
+    "trained checkpoints": trained_checkpoints,
+    "served checkpoints": partial(odd_checkpoints, "served"),
+    "refused checkpoints": partial(odd_checkpoints, "refused"),
     "modules models": partial(modules, "models"),
     **{f"recipe {name}": partial(recipe, name) for name in RECIPE_TABLES},
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -67,7 +69,7 @@ def test_another_checkpoint_has_another_entry(
     checkpoint: Path, filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     made: list[Path] = []
-    monkeypatch.setattr(model_cache, "_import", lambda source, _, entry: made.append(make(*_parts(entry), 1, 1.0)))
+    monkeypatch.setattr(model_cache, "_import", lambda source, _, entry, __: made.append(make(*_parts(entry), 1, 1.0)))
     copy = tmp_path / "Tiny"
     copy.mkdir()
     for file in checkpoint.iterdir():
@@ -100,7 +102,7 @@ def test_a_damaged_entry_is_made_again(checkpoint: Path, tmp_path: Path, monkeyp
     """A killed import leaves its temporary folder, and no manifest."""
     made: list[Path] = []
 
-    def write(source: object, revision: object, entry: Path) -> None:
+    def write(source: object, revision: object, entry: Path, lock: int) -> None:
         assert not entry.exists() or not list(entry.glob(f"*/{MANIFEST}"))
         made.append(make(*_parts(entry), 1, 1.0))
 
@@ -128,6 +130,35 @@ def test_processes_that_start_together_import_once(checkpoint: Path, tmp_path: P
     assert {process.returncode for process in processes} == {0}
     assert len({out for out, _ in outputs}) == 1
     assert sum("rounding to int8" in progress for _, progress in outputs) == 1
+
+
+def test_others_wait_for_the_import_of_a_killed_server(checkpoint: Path, tmp_path: Path) -> None:
+    """It holds the lock."""
+    (tmp_path / "wait").write_text(f"#!/bin/sh\nread line < {tmp_path / 'pipe'}\n", "utf-8")
+    (tmp_path / "wait").chmod(0o700)
+    os.mkfifo(tmp_path / "pipe")
+    program = f"import sys; sys.executable = {str(tmp_path / 'wait')!r}; {SERVE}"
+    server = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "cache"), str(checkpoint)])
+    pipe = (tmp_path / "pipe").open("w")  # waits for the import
+    server.kill()
+    server.wait()
+    (lock,) = (tmp_path / "cache").glob(f"*{model_cache.LOCK}")
+    with lock.open() as held:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        pipe.close()
+        fcntl.flock(held, fcntl.LOCK_SH)
+
+
+def test_a_full_disk_is_told(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("swiftlet_serve.offline.release.save_weights", fail)
+    result = CliRunner().invoke(main, ["import", str(checkpoint), "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "Error: The artifact cannot be written: No space left on device. Make room, or" in result.output
+    assert not [*tmp_path.iterdir()]
 
 
 def test_the_models_that_were_used_last_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,7 @@ def test_wrong_files_are_refused(tmp_path: Path, content: str, reason: str) -> N
         ("./Tiny_BERT", "tiny_bert"),
         ("./Tiny_BERT/", "tiny_bert"),
         ("/models/-x-.", "x"),
-        ("/models/서울", ""),
+        ("/models/서울", "model"),
     ],
 )
 def test_names_come_from_sources(source: str, name: str) -> None:

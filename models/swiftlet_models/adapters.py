@@ -78,6 +78,8 @@ _PART: Final = re.compile(
 _HEAD: Final = re.compile(r"((^|\.)classifier|^score|^classifier\.out_proj)\.weight")
 MERGE: Final = "merge the adapter into its base with merge_and_unload() of peft, save that, and import it"
 _MODULE: Final = re.compile(r"[\w.]+", re.ASCII)
+# Methods whose adapters change no weights, so that nothing can be merged.
+_PROMPTS: Final = ("PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "MULTITASK_PROMPT_TUNING", "ADAPTION_PROMPT", "CPT")
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class Adapter:
 
     directory: Path
     base: Path
+    origin: Mapping[str, Any]  # of the base, for the manifest
     config: Mapping[str, Any]  # adapter_config.json
 
     @property
@@ -191,8 +194,8 @@ def is_adapter(directory: Path) -> bool:
     return (directory / ADAPTER).is_file()
 
 
-def read_adapter(directory: Path, locate: Callable[[str, str | None], Path]) -> Adapter:
-    """Reads an adapter and finds its base. `locate` returns the directory of a base, by its name and revision.
+def read_adapter(directory: Path, locate: Callable[[str, str | None], tuple[Path, dict[str, Any]]]) -> Adapter:
+    """Reads an adapter and finds its base. `locate` returns the directory and origin of a base, by name and revision.
 
     A path of a base is relative to the working directory, as for peft, or to the adapter.
 
@@ -200,8 +203,9 @@ def read_adapter(directory: Path, locate: Callable[[str, str | None], Path]) -> 
         ConversionError: a setting is missing, invalid or not supported, or there is no such base.
     """
     config = read_object(directory / ADAPTER)
-    if config.get("peft_type") != "LORA":
-        raise ConversionError(f"{ADAPTER}: peft_type is not supported, only LORA is; {MERGE}.")
+    if (method := config.get("peft_type")) != "LORA":
+        step = "train one of LoRA instead" if method in _PROMPTS else MERGE
+        raise ConversionError(f"{ADAPTER}: peft_type is not supported, only LORA is; {step}.")
     for key, value in config.items():
         if value and key not in _READ | _PLAIN:
             name = key if _MODULE.fullmatch(key) else "a setting"
@@ -212,10 +216,16 @@ def read_adapter(directory: Path, locate: Callable[[str, str | None], Path]) -> 
     if not isinstance(base, str) or not base or not isinstance(revision, str | None):
         raise ConversionError(f"{ADAPTER}: base_model_name_or_path does not name the base of the adapter; add it.")
     beside = directory / base
-    path = beside if not Path(base).is_dir() and beside.is_dir() else locate(base, revision)
+    try:
+        path, origin = locate(str(beside) if beside.is_dir() and not Path(base).is_dir() else base, revision)
+    except ConversionError as error:
+        raise ConversionError(
+            f"the base of the adapter is not here: {str(error).removesuffix('.')}; set base_model_name_or_path in "
+            f"{ADAPTER} to its directory, or to its name on the hub."
+        ) from None
     if is_adapter(path):
         raise ConversionError(f"the base of the adapter is an adapter itself; {MERGE}.")
-    return Adapter(directory, path, config)
+    return Adapter(directory, path, origin, config)
 
 
 def _dictionary(config: Mapping[str, Any], key: str) -> dict[str, Any]:

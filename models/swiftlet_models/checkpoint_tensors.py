@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import IO, Any, Final
 from swiftlet_models.errors import ModelError
 from swiftlet_models.onnx_checkpoint import GraphError, open_graph
 from swiftlet_models.pickles import PickleError
-from swiftlet_models.sources import ONNX
+from swiftlet_models.sources import ONNX, JsonError, instead, read_json
 from swiftlet_models.tensors import Weights
 from swiftlet_models.torch_pickle import File, open_torch
 from swiftlet_models.weights import read_header
@@ -47,10 +46,20 @@ def _find(directory: Path, names: tuple[str, str], files: ExitStack) -> Weights:
             return open_file(directory / name, files)
         if (index := directory / f"{name}.index.json").is_file():
             return _open_shards(index, files, open_file)
-    for name in ONNX:
+    for name in ONNX if names[0] == SAFETENSORS else ():
         if (directory / name).is_file():
             return _open_onnx(directory / name, files)
-    raise ConversionError(f"the checkpoint holds neither {names[0]} nor {names[1]} nor {ONNX[0]}.")
+    for name in names:
+        if (directory / name).is_symlink():
+            raise ConversionError(f"{name} is {instead(directory / name)}.")
+    if names[0] != SAFETENSORS:
+        raise ConversionError(
+            f"the adapter holds neither {names[0]} nor {names[1]}. If it was merged into the model here, remove "
+            "adapter_config.json."
+        )
+    raise ConversionError(
+        f"the checkpoint holds neither {SAFETENSORS} nor {PICKLE} nor {ONNX[0]}. Save it with save_pretrained."
+    )
 
 
 def read_object(file: Path, kind: type = dict) -> Any:
@@ -60,11 +69,12 @@ def read_object(file: Path, kind: type = dict) -> Any:
         ConversionError: the file is missing, no JSON, or of another kind.
     """
     try:
-        document = json.loads(file.read_text("utf-8"))
+        document = read_json(file)
     except FileNotFoundError:
-        raise ConversionError(f"{file.name} is missing.") from None
-    except (OSError, ValueError, RecursionError):
-        raise ConversionError(f"{file.name} is not valid JSON.") from None
+        what = f"is {instead(file)}" if file.is_symlink() else "is missing"
+        raise ConversionError(f"{file.name} {what}.") from None
+    except JsonError as error:
+        raise ConversionError(f"{file.name} {error}.") from None
     if not isinstance(document, kind):
         raise ConversionError(f"{file.name} is not a JSON {'object' if kind is dict else 'array'}.")
     return document
@@ -74,17 +84,20 @@ def _open(file: Path, files: ExitStack) -> Weights:
     try:
         return read_header(files.enter_context(file.open("rb", buffering=0)))
     except (OSError, ValueError) as error:
-        reason = "" if isinstance(error, OSError) else f": {str(error).removesuffix('.')}"
-        raise ConversionError(f"{file.name} cannot be read as safetensors{reason}.") from None
+        reason = f"it is {what}" if (what := instead(file)) else str(error).removesuffix(".")
+        raise ConversionError(
+            f"{file.name} cannot be read as safetensors: {reason}. Download it once more, or save it in float16."
+        ) from None
 
 
 def _open_pickle(file: Path, files: ExitStack) -> Weights:
     try:
         return open_torch(files.enter_context(File(file)))
     except (OSError, PickleError) as error:
-        reason = "" if isinstance(error, OSError) else f": {error}"
+        if what := instead(file):
+            raise ConversionError(f"{file.name} is {what}.") from None
         raise ConversionError(
-            f"{file.name} cannot be read as plain weights{reason}; save the model once more with save_pretrained, "
+            f"{file.name} cannot be read as plain weights: {error}; save the model once more with save_pretrained, "
             f"which writes {SAFETENSORS}."
         ) from None
 
@@ -102,9 +115,10 @@ def _open_onnx(file: Path, files: ExitStack) -> Weights:
     try:
         return open_graph(files.enter_context(file.open("rb", buffering=0)), open_beside)
     except (OSError, GraphError) as error:
-        reason = "" if isinstance(error, OSError) else f": {error}"
+        if what := instead(file):
+            raise ConversionError(f"{file.name} is {what}.") from None
         raise ConversionError(
-            f"the weights in {file.name} cannot be read{reason}; give the checkpoint that it was exported from, or "
+            f"the weights in {file.name} cannot be read: {error}; give the checkpoint that it was exported from, or "
             "export that again without optimisation or quantisation."
         ) from None
 

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar, get_args
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors
 
-from swiftlet_models import added_tokens
+from swiftlet_models import added_tokens, sources
 from swiftlet_models.added_tokens import Declared, TokenizerError
 from swiftlet_models.artifact import Side
 
@@ -92,6 +92,10 @@ _SAVE: Final = (
     "Save a tokenizer.json with transformers: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR), and compare its "
     "ids with those of the training."
 )
+_COPY: Final = (
+    "Copy the tokenizer's files into it from the model that was trained: AutoTokenizer.from_pretrained(MODEL)"
+    ".save_pretrained(DIR)."
+)
 _OWN_FILE: Final = (
     "If a tokenizer.json gives the same ids, put it into the directory and set tokenizer_class to "
     "PreTrainedTokenizerFast."
@@ -118,7 +122,9 @@ class _Source:
         """
         token = self.specials[role]
         if token not in ids:
-            raise TokenizerError(f"{self.path.name} lacks the token {token}.")
+            raise TokenizerError(
+                f"{self.path.name} lacks the token {token}. Name its own as {role}_token in tokenizer_config.json."
+            )
         return token, ids[token]
 
 
@@ -188,7 +194,7 @@ def read_directory(path: Path) -> tokenizers.Tokenizer:
         raise TokenizerError(f"the tokenizer class {name}Tokenizer is not supported{without}. {step}")
     if not file.is_file():
         files = " or ".join(dict.fromkeys([TOKENIZER_JSON, file.name]))
-        raise TokenizerError(f"{path.name} holds no {files}, which {name}Tokenizer reads.")
+        raise TokenizerError(f"{path.name} holds no {files}, which {name}Tokenizer reads. {_COPY}")
     tokenizer = _read(lambda: _build(path, file, config, name, known), file)
     if config.get("clean_up_tokenization_spaces", file.name == "vocab.txt"):  # the default of transformers 4.57.1
         tokenizer.decoder = _with_cleanup(tokenizer.decoder)
@@ -221,7 +227,9 @@ def read_limits(path: Path) -> Limits:
     if isinstance(limit, int | float) and limit >= NO_LIMIT:
         return Limits(side, None)
     if isinstance(limit, bool) or not isinstance(limit, int | float) or limit < 1 or limit != limit // 1:
-        raise TokenizerError("tokenizer_config.json: model_max_length has an invalid value.")
+        raise TokenizerError(
+            "tokenizer_config.json: model_max_length has an invalid value. Set a number of tokens, or remove it."
+        )
     return Limits(side, int(limit))
 
 
@@ -259,7 +267,7 @@ def _guess(path: Path) -> str:
     """Returns the class for the files of a directory that does not name it."""
     file = next((file for file in _BY_FILE if (path / file).is_file()), None)
     if file is None:
-        raise TokenizerError(f"{path.name} holds none of {', '.join(_BY_FILE)}.")
+        raise TokenizerError(f"{path.name} holds none of {', '.join(_BY_FILE)}. {_COPY}")
     name = _BY_FILE[file]
     if name == "Bert" and _read(lambda: _lines(path / file), path / file).keys() >= {*_MPNET.values()}:
         return "MPNet"  # which has BERT's special tokens, too, as common tokens
@@ -290,17 +298,21 @@ def _read(read: Callable[[], T], path: Path) -> T:
     except (TokenizerError, ImportError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library raises bare Exception for any invalid file, or panics
-        raise TokenizerError(f"{path.name} cannot be read as a tokenizer: {error}") from error
+        what = "not in UTF-8; save it in that encoding" if isinstance(error, UnicodeError) else sources.instead(path)
+        reason = f"it is {what}." if what else error
+        raise TokenizerError(f"{path.name} cannot be read as a tokenizer: {reason}") from error
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
     try:
-        config = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise TokenizerError(f"{path.name} is not valid JSON.") from error
-    return config if isinstance(config, dict) else {}
+        config = sources.read_json(path)
+    except FileNotFoundError:
+        return {}
+    except sources.JsonError as error:
+        raise TokenizerError(f"{path.name} {error}.") from None
+    if not isinstance(config, dict):
+        raise TokenizerError(f"{path.name} is not a JSON object.")
+    return config
 
 
 def _lines(path: Path) -> dict[str, int]:

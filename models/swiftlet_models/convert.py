@@ -7,6 +7,7 @@ every tensor or lists it as ignored, checks every shape, and rejects by name eac
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ TOKENIZER_FILES: Final = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
-# The only files that are downloaded from a hub repository.
+# The only files that are downloaded from a hub repository, with the first of `_WEIGHTS` that it has.
 HUB_FILES: Final = (
     "config.json",
     "README.md",  # the model card, which names the languages
@@ -42,15 +43,16 @@ HUB_FILES: Final = (
     "config_sentence_transformers.json",
     "sentence_*_config.json",
     "[0-9]_*/*",
-    SAFETENSORS,
-    f"{SAFETENSORS}.index.json",
-    "model-*.safetensors",
-    PICKLE,
-    f"{PICKLE}.index.json",
-    "pytorch_model-*.bin",
+    "config_setfit.json",
+    "model_head.pkl",  # of SetFit
     ADAPTER,
     *TENSORS,
     *TOKENIZER_FILES,
+)
+_WEIGHTS: Final = (
+    (SAFETENSORS, f"{SAFETENSORS}.index.json", "model-*.safetensors"),
+    (PICKLE, f"{PICKLE}.index.json", "pytorch_model-*.bin"),
+    tuple(f"{name}{data}" for name in sources.ONNX for data in ("", "_data", ".data")),
 )
 
 # Parameter names in checkpoints converted from TensorFlow.
@@ -80,8 +82,18 @@ _HUB: Final = {
         "the hub cannot be reached, or HF_HUB_OFFLINE is set; copy the files here, and name their directory"
     ),
 }
+_BROKEN_OFF: Final = "the download broke off; start again, and it goes on where it ended"
 
 MAX_LABELS: Final = 1 << 20  # that a configuration may ask for without naming them
+_WRITE_LABELS: Final = 'Write all of them: "id2label": {"0": "NAME", "1": "NAME"}.'
+
+# Settings that tell that the tensors are not those of the network, with the next step.
+_CHANGED: Final = {
+    "quantization_config": "give the checkpoint before its quantisation, or save model.dequantize() of transformers",
+    "pruned_heads": "give the checkpoint before heads were removed",
+}
+_LANGUAGE_MODELS: Final = ("masked_lm", "causal_lm")  # heads that read the word embeddings
+_ACTIVATIONS: Final = {"gelu_python": "gelu", "gelu_fast": "gelu_new", "gelu_accurate": "gelu_new"}  # the same
 
 _PROBLEMS: Final[Mapping[str | None, Problem]] = {
     "single_label_classification": "single_label",
@@ -104,7 +116,7 @@ class ConvertedCheckpoint:
     labels: tuple[str, ...]
     problem: Problem | None
     ignored: tuple[str, ...]  # tensors of the source that the model does not use
-    source: Mapping[str, Any]  # directory name, or hub id and revision
+    source: Mapping[str, Any]  # directory name, or hub id and revision; `base` has those of an adapter's base
 
     @property
     def network(self) -> tuple[str, Mapping[str, Any], Head, int, Embedding | None]:
@@ -125,28 +137,30 @@ def locate(source: str, revision: str | None = None) -> tuple[Path, dict[str, An
     if directory.is_dir():
         return directory, {"directory": directory.resolve().name}
     try:
-        from httpx2 import HTTPError
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
     except ModuleNotFoundError:
         raise ConversionError(
             f"{source!r} is no directory, and names of the hub need the package huggingface-hub. Download the "
-            "repository elsewhere, and name its directory."
+            "repository elsewhere (hf download NAME --local-dir DIR), and name its directory."
         ) from None
 
-    files = list(HUB_FILES)
     try:
-        try:
-            path = Path(snapshot_download(source, revision=revision, allow_patterns=files, local_files_only=True))
-        except LocalEntryNotFoundError:
-            path = Path(snapshot_download(source, revision=revision, allow_patterns=files))
+        for weights in _WEIGHTS:
+            files = [*HUB_FILES, *weights]
+            try:
+                path = Path(snapshot_download(source, revision=revision, allow_patterns=files, local_files_only=True))
+            except LocalEntryNotFoundError:
+                path = Path(snapshot_download(source, revision=revision, allow_patterns=files))
+            if any((path / name).exists() for name in (*weights, *TENSORS)):
+                break
     except HFValidationError:
         raise ConversionError(f"{source!r} is neither a directory nor a valid hub id.") from None
-    except (HTTPError, OSError) as error:
-        kind = type(error).__name__
-        raise ConversionError(
-            f"{source!r} is not in the local cache and cannot be downloaded: {_HUB.get(kind, kind)}."
-        ) from None
+    except Exception as error:  # of any of the clients of HTTP that versions of the package use
+        known = [_HUB[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _HUB]
+        full = isinstance(error, OSError) and error.errno and f"{error.strerror}; set HF_HOME to another directory"
+        reason = known[0] if known else full or f"{_BROKEN_OFF} ({type(error).__name__})"
+        raise ConversionError(f"{source!r} is not in the local cache and cannot be downloaded: {reason}.") from None
     return path, {"hub": source, "revision": path.name}  # the directory of a snapshot has the name of its commit
 
 
@@ -156,7 +170,7 @@ def find_adapter(directory: Path) -> Adapter | None:
     Raises:
         ConversionError: as `read_adapter` and `locate`.
     """
-    return read_adapter(directory, lambda *base: locate(*base)[0]) if is_adapter(directory) else None
+    return read_adapter(directory, locate) if is_adapter(directory) else None
 
 
 @contextmanager
@@ -184,7 +198,7 @@ def convert(
     if refusal := architectures.refusal(settings.get("model_type")):
         raise ConversionError(refusal)
     architecture = str(settings["model_type"]).replace("-", "_")
-    config = _translate_config(architecture, settings)
+    config = _translate_config(architecture, settings, head)
     if configure(architecture, config).traits().embedding.token_types and config["type_vocab_size"] < 2:
         raise ConversionError("config.json: type_vocab_size 1 has no token type for the second text of a pair.")
     labels, problem = _labels(settings) if outputs == "labels" else ((), None)
@@ -209,7 +223,10 @@ def convert(
             labels=labels,
             problem=problem if head == "classification" else None,
             ignored=tuple(checkpoint.ignored),
-            source=source or {"directory": directory.resolve().name},
+            source={
+                **(source or {"directory": directory.resolve().name}),
+                **({"base": adapter.origin} if adapter else {}),
+            },
         )
 
 
@@ -241,19 +258,26 @@ def _check_kind(settings: Mapping[str, Any], head: Head) -> None:
         raise ConversionError("config.json: architectures names a token classifier, which does not classify texts.")
 
 
-def _translate_config(architecture: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _translate_config(architecture: str, settings: Mapping[str, Any], head: Head) -> dict[str, Any]:
     module = architectures.describe(architecture)
+    for key, step in _CHANGED.items():
+        if settings.get(key):
+            raise ConversionError(f"config.json: {key} is not supported; {step}.")
     for key, only in module.FIXED.items():
-        if settings.get(key, only) != only:
+        if settings.get(key, only) != only and (key != "tie_word_embeddings" or head in _LANGUAGE_MODELS):
             raise ConversionError(f"config.json: {key} {settings[key]!r} is not supported, only {only!r}.")
     defaults = {field.name: field.default for field in fields(module.Config)} | dict(module.IMPLIED)
     try:
         settings = getattr(module, "translate", dict)(settings)
-        config = {key: settings.get(key, default) for key, default in defaults.items()}
+        config = {key: _same_activation(settings.get(key, default)) for key, default in defaults.items()}
         module.Config(**config)
     except ValueError as error:
         raise ConversionError(f"config.json: {error}") from None
     return config
+
+
+def _same_activation(value: Any) -> Any:
+    return _ACTIVATIONS.get(value, value) if isinstance(value, str) else value
 
 
 def _labels(settings: Mapping[str, Any]) -> tuple[tuple[str, ...], Problem]:
@@ -263,17 +287,20 @@ def _labels(settings: Mapping[str, Any]) -> tuple[tuple[str, ...], Problem]:
     """
     count = settings.get("num_labels", 2)
     if type(count) is not int or not 1 <= count <= MAX_LABELS:
-        raise ConversionError("config.json: num_labels has an invalid value.")
+        raise ConversionError(f"config.json: num_labels has an invalid value. {_WRITE_LABELS}")
     id2label = settings.get("id2label") or {str(i): f"LABEL_{i}" for i in range(count)}
     try:
         labels = tuple(str(id2label[str(i)]) for i in range(len(id2label)))
     except (KeyError, TypeError):
-        raise ConversionError("config.json: id2label does not number the labels from 0.") from None
+        raise ConversionError(f"config.json: id2label does not number the labels from 0. {_WRITE_LABELS}") from None
+    if None in id2label.values():
+        raise ConversionError(f"config.json: id2label has a label without a name. {_WRITE_LABELS}")
     problem = settings.get("problem_type")
     if problem is None:  # the pipeline of transformers then applies a sigmoid to one label
         return labels, "single_label"
     if not isinstance(problem, str) or problem not in _PROBLEMS:
-        raise ConversionError(f"config.json: problem_type {problem!r} is not supported.")
+        known = ", ".join(map(str, _PROBLEMS))
+        raise ConversionError(f"config.json: problem_type {problem!r} is not supported, only {known} are.")
     return labels, _PROBLEMS[problem]
 
 
@@ -302,7 +329,11 @@ class _Checkpoint:
         self.weights: dict[str, Matrix] = {}
         self.names: dict[str, str] = {}  # of the tensors, by parameter
         self.ignored: list[str] = []
-        names = (*names, *getattr(module, "OF_HEAD", {}).get(head, ()), *module.NAMES)
+        # A module around the network gives all names a beginning, such as `module.` or `_orig_mod.`
+        own = [name for name in tensors if not name.startswith("head.")]
+        wrapper, _, _ = os.path.commonprefix(own).rpartition(".")  # noqa: RUF071  # it is cut at a full stop
+        of_head = getattr(module, "OF_HEAD", {}).get(head, ())
+        names = ((f"^{re.escape(wrapper)}\\.", ""), *names, *of_head, *module.NAMES)
         for name, tensor in sorted(self.split(tensors, getattr(module, "FUSED", ()), names)):
             parameter = _rename(name, head, names)
             if parameter in self.weights:
@@ -324,6 +355,12 @@ class _Checkpoint:
             _NoHead: a parameter of the head is missing.
         """
         shapes = {name: weight.shape for name, weight in self.weights.items()}
+        if not any(name.startswith("encoder.") for name in shapes):
+            such = f", such as {next(iter(self.names.values()))}," if self.names else ""
+            raise ConversionError(
+                f"the tensors{such} are not those of {self.architecture}. Set model_type in config.json to the network "
+                "that they belong to."
+            )
         try:
             expected, sizes = expected_parameters(self.config, shapes, None)
             if not encoder_only:
@@ -331,6 +368,10 @@ class _Checkpoint:
                 if table and table not in shapes:
                     raise _NoHead
                 if table == "head.output.weight" and width:
+                    if self.head == "classification" and shapes.get(table, ())[:1] not in ((), (width,)):
+                        raise ConversionError(
+                            f"config.json names {width} labels, but the head has {shapes[table][0]}. {_WRITE_LABELS}"
+                        )
                     shapes[table] = width, self.config.hidden_size
                 expected, sizes = expected_parameters(self.config, shapes, self.head, embedding)
         except ParametersError as error:
@@ -343,7 +384,9 @@ class _Checkpoint:
                     raise (
                         _NoHead
                         if parameter.startswith("head.")
-                        else ConversionError(f"the parameter {parameter} is not in the checkpoint.")
+                        else ConversionError(
+                            f"the parameter {parameter} is not in the checkpoint. Save the whole model."
+                        )
                     )
                 self.weights[parameter] = np.zeros(shape, np.float32)
             self.check_tensor(parameter, shape)
@@ -352,6 +395,12 @@ class _Checkpoint:
             check_sizes(self.config, sizes)
         except ParametersError as error:
             raise ConversionError(f"the weights do not fit config.json: {error}.") from None
+        positions = shapes.get("encoder.embeddings.position.weight", ())[:1]
+        if positions not in ((), (stated := getattr(self.config, "max_position_embeddings", None),)):
+            raise ConversionError(
+                f"the weights do not fit config.json: there are {stated} positions, but the parameters have "
+                f"{positions[0]}. Set max_position_embeddings to that."
+            )
         return sizes
 
     def is_any(self, parameter: str, patterns: Sequence[str]) -> bool:
@@ -407,9 +456,9 @@ class _Checkpoint:
         if tensor.shape != shape:
             raise ConversionError(f"the tensor {name} has shape {tensor.shape}, not {shape}.")
         if tensor.dtype.kind != "f":
-            raise ConversionError(f"the tensor {name} holds no floating-point numbers.")
+            raise ConversionError(f"the tensor {name} holds no floating-point numbers. Save it before it is quantised.")
         if not is_finite(tensor):
-            raise ConversionError(f"the tensor {name} holds values that are not finite.")
+            raise ConversionError(f"the tensor {name} holds values that are not finite. Take an earlier checkpoint.")
 
     def check_tied(self) -> None:
         """Checks that tensors which repeat a parameter are equal to it, and removes them."""

@@ -41,13 +41,9 @@ def open_graph(file: IO[bytes], opener: Opener) -> Weights:
     if any(node.domain not in ("", "ai.onnx") or _QUANTISED.search(node.operation) for node in graph.nodes):
         raise GraphError("it was quantised, or optimised for a runtime")
     try:
-        named = _named(graph)
+        return _named(graph)
     except WeightsError as error:
         raise GraphError(str(error).removesuffix(".")) from None
-    # All names may begin with that of the encoder, or of a module around it.
-    while all("." in name for name in named) and len({name.partition(".")[0] for name in named}) == 1:
-        named = {name.partition(".")[2]: matrix for name, matrix in named.items()}
-    return named
 
 
 def _named(graph: Graph) -> dict[str, Matrix]:

@@ -26,6 +26,8 @@ LENGTHS: Final = tuple(
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )  # the first that exists holds the token limit
 
+_CLASSIFIER: Final = ("Transformer", "LogitScore")  # the modules of a CrossEncoder
+
 _POOLINGS: Final[Mapping[str, Pooling]] = {"cls": "cls", "mean": "mean", "max": "max"}
 _FLAGS: Final = {  # settings of older versions, one for each pooling
     "pooling_mode_cls_token": "cls",
@@ -58,8 +60,8 @@ class SentenceEncoder:
 
 
 def is_encoder(directory: Path) -> bool:
-    """Returns whether a directory holds an embedding model of sentence-transformers."""
-    return (directory / MODULES).is_file() and any(kind == "Pooling" for kind, _ in _modules(directory))
+    """Returns whether a directory holds a model of sentence-transformers that makes vectors, of any kind."""
+    return (directory / MODULES).is_file() and any(kind not in _CLASSIFIER for kind, _ in _modules(directory))
 
 
 def read_encoder(directory: Path, pooling: Pooling | None = None) -> SentenceEncoder:
@@ -79,7 +81,9 @@ def read_encoder(directory: Path, pooling: Pooling | None = None) -> SentenceEnc
     allowed = ["Transformer", "Pooling", *(kind for kind in ("Dense", "Normalize") if kind in kinds)]
     for kind in kinds:
         if kind not in allowed:
-            raise ConversionError(f"{MODULES}: the module {kind} is not supported.")
+            raise ConversionError(
+                f"{MODULES}: the module {kind} is not supported, only Transformer, Pooling, Dense and Normalize are."
+            )
     if kinds != allowed:
         raise ConversionError(f"{MODULES}: the modules {', '.join(kinds)} are not supported in this order.")
     checkpoint = modules[0][1]

@@ -1,6 +1,6 @@
 """Identifies the path or name of a model to serve or import, and says what to do with it.
 
-Only names of files and `config.json` are read. Nothing here needs torch.
+Only names of files, files of JSON and the first bytes of others are read. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -29,6 +30,44 @@ HUB_NAME: Final = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 HUB_URL: Final = re.compile(r"(?:https?://)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/.*)?", re.ASCII)
 STEP: Final = re.compile(r"checkpoint-(\d+)")  # a directory that the Trainer of transformers writes
 
+# Weights that are not read, by the names of their files, with what they are and the next step.
+_NEW: Final = "swiftlet serve NEW"
+_SOURCE: Final = "Serve the checkpoint that it was made from: swiftlet serve DIRECTORY"
+_ONNX: Final = (
+    "a model in ONNX without its checkpoint, which cannot be served",
+    "Serve the checkpoint that it was exported from, or a directory with config.json and model.onnx, neither quantised "
+    "nor optimised: swiftlet serve DIRECTORY",
+)
+_TF: Final = "transformers 4 converts them: CLASS.from_pretrained(DIR, from_{}=True).save_pretrained(NEW). Serve it:"
+_TORCH: Final = (
+    "a checkpoint in a file of torch that transformers does not read",
+    f"Load it with the code that wrote it, and save the model with save_pretrained(NEW). Serve it: {_NEW}",
+)
+OTHER_WEIGHTS: Final[Mapping[str, tuple[str, str]]] = {
+    "*.onnx": _ONNX,
+    "onnx": _ONNX,
+    "tf_model.h5": ("a checkpoint whose weights are tf_model.h5", f"{_TF.format('tf')} {_NEW}"),
+    "flax_model.msgpack": ("a checkpoint whose weights are flax_model.msgpack", f"{_TF.format('flax')} {_NEW}"),
+    "*.ckpt.index": (
+        "a checkpoint of TensorFlow 1",
+        "transformers 4 converts it: transformers.models.bert.convert_bert_original_tf_checkpoint_to_pytorch. Serve "
+        f"what that writes: {_NEW}",
+    ),
+    "*.gguf": ("a model in GGUF, which cannot be served", _SOURCE),
+    "openvino_model.xml": ("a model of OpenVINO, which cannot be served", _SOURCE),
+    "zero_to_fp32.py": (
+        "a checkpoint of DeepSpeed",
+        "Its zero_to_fp32.py puts the weights together: python DIR/zero_to_fp32.py DIR DIR. Then serve it.",
+    ),
+    "*.safetensors": (
+        "a checkpoint whose weights have another name",
+        "Name the file model.safetensors. Several files need their model.safetensors.index.json, which names them.",
+    ),
+    **dict.fromkeys(("*.ckpt", "*.pth", "*.pt", "*.ot"), _TORCH),
+    **dict.fromkeys(("*.zip", "*.tar", "*.tar.gz", "*.tgz"), ("an archive", "Unpack it, and serve the directory.")),
+}
+_STATE: Final = ("optimizer*", "scheduler*", "scaler*", "rng_state*")  # files that a Trainer writes beside weights
+
 # The task and the head of the classes of transformers, by the end of their names.
 CLASSES: Final[Mapping[str, tuple[str, Head]]] = {
     "ForSequenceClassification": ("classify", "classification"),
@@ -36,8 +75,9 @@ CLASSES: Final[Mapping[str, tuple[str, Head]]] = {
     "ForQuestionAnswering": ("qa", "token"),
     "ForMaskedLM": ("fill-mask", "masked_lm"),
     "ForPreTraining": ("fill-mask", "masked_lm"),
-    "LMHeadModel": ("score", "causal_lm"),
+    "GPT2LMHeadModel": ("score", "causal_lm"),
 }
+ENCODER: Final = re.compile(r"(?<!Head)(?<!Heads)Model$")  # the end of the name of a class without a head
 
 
 @dataclass(frozen=True)
@@ -119,52 +159,83 @@ def _directory(path: Path) -> Source:
     if artifacts := sorted(file.parent for file in path.glob(f"*/{MANIFEST}")):
         command = f"swiftlet serve {shlex.join(map(str, artifacts))}"
         return Source("other", "a folder of artifacts", f"Name the artifacts: {command}")
-    if any(name.endswith(".onnx") for name in names) or "onnx" in names:
-        return _onnx()
     if set(WEIGHTS) & names:
         step = "Save the model with save_pretrained of transformers, which writes config.json, and serve that."
         return Source("other", "a directory of weights without config.json", step)
-    return Source("unknown", "a directory that holds neither an artifact nor a checkpoint", "")
+    return _other_weights(names) or Source("unknown", "a directory that holds neither an artifact nor a checkpoint", "")
 
 
 def _checkpoint(path: Path, names: set[str]) -> Source:
     if "modules.json" in names:
         return Source("checkpoint", "a model of sentence-transformers", _serve(path))
-    if not set(WEIGHTS) & names and not any((path / name).is_file() for name in ONNX):
-        if any(name.endswith(".onnx") for name in names) or "onnx" in names:
-            return _onnx()
-        for file, option in (("tf_model.h5", "from_tf"), ("flax_model.msgpack", "from_flax")):
-            if file in names:
-                step = f"transformers 4 converts them: CLASS.from_pretrained(DIR, {option}=True).save_pretrained(NEW)."
-                return Source("other", f"a checkpoint whose weights are {file}", f"{step} {_serve('NEW')}")
-    return Source("checkpoint", "a checkpoint of transformers", _serve(path))
+    known = set(WEIGHTS) & names or any((path / name).is_file() for name in ONNX)
+    return (not known and _other_weights(names)) or Source("checkpoint", "a checkpoint of transformers", _serve(path))
 
 
-def _onnx() -> Source:
-    step = (
-        "Serve the checkpoint that it was exported from, or a directory with config.json and model.onnx, neither "
-        "quantised nor optimised: swiftlet serve DIRECTORY"
-    )
-    return Source("other", "a model in ONNX without its checkpoint, which cannot be served", step)
+def _other_weights(names: set[str]) -> Source | None:
+    """Returns what a directory is whose files have these names, by weights that are not read. None without any."""
+    names = {name for name in names if not any(fnmatch(name, pattern) for pattern in _STATE)}
+    kinds = (kind for pattern, kind in OTHER_WEIGHTS.items() if any(fnmatch(name, pattern) for name in names))
+    return next((Source("other", *kind) for kind in kinds), None)
 
 
 def _file(path: Path) -> Source:
-    if path.suffix == ".onnx":
-        return _onnx()
     if path.name in WEIGHTS:
         return Source("other", "a file of weights", f"Give its directory. {_serve(path.parent)}")
     step = "Give the directory of an artifact, or of a checkpoint."
-    return Source("other", "a file", step)
+    return _other_weights({path.name}) or Source("other", "a file", step)
 
 
 def _serve(source: Path | str) -> str:
     return f"Serve it: swiftlet serve {shlex.quote(str(source))}"
 
 
+class JsonError(ValueError):
+    """Raised when a file holds no JSON. The message is a clause without a subject."""
+
+
+def read_json(file: Path) -> Any:
+    """Reads a file of JSON in UTF-8, with or without a byte order mark.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        JsonError: it cannot be read, or is no JSON.
+    """
+    if not file.is_file():  # to read a device may never end
+        raise FileNotFoundError(file)
+    try:
+        return json.loads(file.read_text("utf-8-sig"))
+    except OSError as error:
+        raise JsonError(f"cannot be read ({error.strerror})") from None
+    except json.JSONDecodeError as error:
+        place = f"not valid JSON (line {error.lineno}, column {error.colno})"
+        raise JsonError(f"is {instead(file) or place}") from None
+    except RecursionError:
+        raise JsonError("is not valid JSON") from None
+    except ValueError:
+        raise JsonError("is not in UTF-8; save it in that encoding") from None
+
+
 def read_config(file: Path) -> dict[str, Any]:
     """Reads a JSON object, or returns an empty one. Other code reports that it is missing."""
     try:
-        document = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
+        document = read_json(file)
+    except (OSError, JsonError):
         return {}
     return document if isinstance(document, dict) else {}
+
+
+def instead(file: Path) -> str:
+    """Returns what a file is that cannot be read as its name says, with the next step: a phrase, or an empty text."""
+    try:
+        if file.is_symlink() and not file.exists():
+            return "a link to a file that is gone; copy the directory with the files of its links: cp -rL"
+        with file.open("rb") as stream:
+            start = stream.read(64).lower()
+    except OSError as error:
+        return f"not readable ({error.strerror})"
+    if start.startswith(b"version https://git-lfs"):
+        return "a pointer of Git LFS and not the file itself; run git lfs pull in its directory"
+    if start.lstrip().startswith((b"<!doctype", b"<html")):
+        return "a web page and not the file itself; download it once more"
+    return "" if start else "empty; download it once more"

@@ -27,7 +27,10 @@ def infer_task(directory: Path, source: str, settings: Mapping[str, Any] | None 
     if task := sources.seems_for(config):
         return task
     classes = config.get("architectures")
-    named = f"names {classes[0]}, which has no head" if isinstance(classes, list) and classes else "names no class"
+    named = "names no class"
+    if isinstance(classes, list) and classes:
+        what = "which has no head" if sources.ENCODER.search(str(classes[0])) else "a class that no task reads"
+        named = f"names {classes[0]}, {what}"
     word = shlex.quote(source)
     raise ConversionError(
         f"config.json of {source} {named}, so it does not tell the task. For vectors: "

@@ -99,7 +99,7 @@ def read_header(file: IO[bytes]) -> dict[str, Tensor]:
             raise ValueError("its tensors overlap, or leave bytes between them.")
         at += math.prod(tensor.shape) * TYPES[tensor.kind].itemsize
     if at != size:
-        raise ValueError("it has another size than its header says.")
+        raise ValueError("it has another size than its header says, as if its download broke off.")
     return tensors
 
 
@@ -110,7 +110,7 @@ def _tensor(descriptor: int, start: int, entry: object) -> Tensor:
         case _:
             raise ValueError("its header has an invalid entry.")
     if kind not in TYPES:
-        raise ValueError("it holds numbers of a type that is not supported.")
+        raise ValueError("it holds numbers of a type that is not supported, such as 8-bit floats.")
     if len(shape) > MAX_DIMENSIONS or not all(type(n) is int and 0 <= n <= MAX_SIZE for n in shape):
         raise ValueError("a tensor has an invalid shape.")
     if math.prod(max(n, 1) for n in shape) > MAX_SIZE:

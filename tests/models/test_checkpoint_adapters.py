@@ -69,7 +69,7 @@ def write(base: Path, tensors: Mapping[str, Tensor], **changes: Any) -> Path:
 
 
 def read(directory: Path) -> Adapter:
-    return read_adapter(directory, lambda *name: locate(*name)[0])
+    return read_adapter(directory, locate)
 
 
 def check(directory: Path, changed: Mapping[str, Tensor]) -> None:

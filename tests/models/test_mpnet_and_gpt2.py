@@ -167,7 +167,6 @@ def test_base_shapes_have_the_published_parameter_counts() -> None:
         ("gpt2", "scale_attn_by_inverse_layer_idx", True),
         ("gpt2", "reorder_and_upcast_attn", True),
         ("gpt2", "add_cross_attention", True),
-        ("gpt2", "tie_word_embeddings", False),
         ("gpt2", "n_inner", 0),
         ("mpnet", "relative_attention_num_buckets", 16),
     ],

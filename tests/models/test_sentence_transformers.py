@@ -153,7 +153,6 @@ LEGACY = {"pooling_mode": None, "pooling_mode_cls_token": False}
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (add_module("LSTM"), "modules.json: the module LSTM is not supported."),
         (
             add_module("Pooling"),
             "the modules Transformer, Pooling, Normalize, Pooling are not supported in this order.",

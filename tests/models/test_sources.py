@@ -142,7 +142,7 @@ def test_artifacts_are_not_imported(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["nothing", "text"])
 def test_other_directories_are_left_to_the_reader(tmp_path: Path, kind: str) -> None:
     source = make(tmp_path, kind)
-    assert run("check", source).endswith("it has neither manifest.json nor config.json.")
+    assert "it has neither manifest.json nor config.json. Give the directory that" in run("check", source)
     assert "config.json is missing." in run("import", source, "--task", "classify", "--out", str(tmp_path / "out"))
 
 

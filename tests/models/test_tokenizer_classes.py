@@ -257,7 +257,7 @@ def test_import_checks_the_tokenizer(tmp_path: Path) -> None:
     (source / "vocab.txt").write_text("\n".join([*pieces, "▁one more"]) + "\n", "utf-8")
 
     assert "unknown tokens of 100% of the letters of a built-in text" in run(source)
-    assert "The tokenizer has more tokens than the network" in run(source, "--accept-tokenizer")
+    assert "tokens, and the network only" in run(source, "--accept-tokenizer")
 
 
 def test_import_compares_with_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,12 @@ from swiftlet_models.artifact import Reading
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError
-from swiftlet_serve.offline import import_checkpoint as module
 from swiftlet_serve.offline.import_checkpoint import import_checkpoint
 from swiftlet_serve.offline.release import Draft
 from tests.goldens import cases
 from tests.models.test_tokenizer_classes import entry, write
 from tests.support.checkpoints import AUTO, randomise
+from tests.support.drafts import catch_drafts
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32, "num_hidden_layers": 1}
 TEXT = " ".join(cases.SENTENCES)
@@ -41,13 +40,7 @@ def save(path: Path, model_type: str, task: str, vocabulary: str, *, config: Any
 @pytest.fixture
 def drafts(monkeypatch: pytest.MonkeyPatch) -> list[Draft]:
     """The drafts of imports, of which no artifact is made."""
-    made: list[Draft] = []
-
-    def release(draft: Draft, *_: object, **__: object) -> None:
-        made.append(replace(draft, weights={name: np.asarray(weight) for name, weight in draft.weights.items()}))
-
-    monkeypatch.setattr(module, "release", release)
-    return made
+    return catch_drafts(monkeypatch)
 
 
 def draft(drafts: list[Draft], source: Path, task: str, **options: Any) -> tuple[Draft, list[str]]:

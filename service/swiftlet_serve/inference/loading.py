@@ -167,7 +167,10 @@ def locate(words: Sequence[str], cache: str = "") -> list[Path]:
         elif source.kind == "other":
             raise SetupError(f"{model.source} is {source.what}. {source.next_step}")
         elif Path(model.source).is_dir():
-            raise SetupError(f"{model.source} is {source.what}: it has neither manifest.json nor config.json.")
+            raise SetupError(
+                f"{model.source} is {source.what}: it has neither manifest.json nor config.json. Give the directory "
+                "that save_pretrained wrote."
+            )
         else:
             known = ", ".join(bundled) or "none"
             raise SetupError(

@@ -84,7 +84,9 @@ class ModelCache:
         key = f"{source.name}-{self._digest(parts, source)}"
         entry = self._root / key
         path = entry / source.name
-        self._use(key, lambda: (path / MANIFEST).is_file(), lambda: _import(source, origin.get("revision"), entry))
+        self._use(
+            key, lambda: (path / MANIFEST).is_file(), lambda lock: _import(source, origin.get("revision"), entry, lock)
+        )
         os.utime(entry)
         return path
 
@@ -125,7 +127,7 @@ class ModelCache:
             raise self._unusable(error) from None
         return digest
 
-    def _use(self, key: str, is_complete: Callable[[], bool], make: Callable[[], None]) -> None:
+    def _use(self, key: str, is_complete: Callable[[], bool], make: Callable[[int], None]) -> None:
         """Makes an entry unless it is complete, and holds a shared lock on it until this process ends."""
         file = self._root / f"{key}{LOCK}"
         try:
@@ -143,7 +145,7 @@ class ModelCache:
                 continue
             try:
                 if not is_complete():
-                    make()
+                    make(lock)
                     self._trim()
             finally:
                 fcntl.flock(lock, fcntl.LOCK_UN)
@@ -200,8 +202,10 @@ def _files(directory: Path, depth: int) -> Iterator[Path]:
             yield entry
 
 
-def _import(source: ModelSource, revision: str | None, entry: Path) -> None:
+def _import(source: ModelSource, revision: str | None, entry: Path, lock: int) -> None:
     """Imports a checkpoint in a process of its own, whose memory is then free. Its progress goes to stderr.
+
+    That process holds the lock, too: if this one is killed, others wait until the import has ended.
 
     Raises:
         SetupError: the import fails, with its message.
@@ -213,7 +217,7 @@ def _import(source: ModelSource, revision: str | None, entry: Path) -> None:
     shutil.rmtree(entry, ignore_errors=True)
     started, message = time.monotonic(), ""
     with subprocess.Popen(  # noqa: S603  # this Python
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, pass_fds=(lock,)
     ) as process:
         for line in process.stderr or ():
             if line.startswith("Error: "):

@@ -39,7 +39,7 @@ class ModelSource:
 def model_name(source: str) -> str:
     """Returns the name of a model that is imported from a directory or a repository on the hub."""
     last = Path(source).resolve().name if Path(source).is_dir() else source.rsplit("/", 1)[-1]
-    return re.sub(r"[^a-z0-9._-]+", "-", last.lower()).strip("-._")
+    return re.sub(r"[^a-z0-9._-]+", "-", last.lower()).strip("-._") or "model"
 
 
 def parse(words: Sequence[str]) -> list[ModelSource]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +19,8 @@ from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.model_source import model_name
 from swiftlet_serve.offline.evaluate import Progress
 from swiftlet_serve.offline.release import Draft, Measure, release
+
+log = logging.getLogger(__name__)
 
 OTHER: Final = "Leave out --strict, so that the next precision is tried"
 DATA: Final = f"{OTHER}, or let your own examples decide: --data FILE with some hundreds of them."
@@ -96,6 +99,8 @@ def import_checkpoint(
     elif head == "embedding":
         encoder = sentences.read_encoder(directory, pooling)
     directory = encoder.checkpoint if encoder else directory
+    if "auto_map" in sources.read_config(directory / "config.json"):
+        report("config.json names code (auto_map), which is not run: the network is read as that of its model_type")
     with convert.convert(
         directory,
         head,
@@ -121,7 +126,10 @@ def import_checkpoint(
             _check_pairs(tokenizer, task, pair_separator, report)
         _check_reading(tokenizer, (directory, tokens), task, head, config, max_tokens)
         if tokenizer.vocab_size > config.vocab_size:
-            raise SetupError("The tokenizer has more tokens than the network, so it belongs to another checkpoint.")
+            raise SetupError(
+                f"The tokenizer has {tokenizer.vocab_size} tokens, and the network only {config.vocab_size}. Take the "
+                "tokenizer of the training; tokens that were added later need resize_token_embeddings and training."
+            )
         manifest = Manifest(
             name=name,
             version="1",
@@ -150,17 +158,23 @@ def import_checkpoint(
         summary = f"{IMPORTED}{origin.get('hub') or origin['directory']}."
         card = {"summary": summary, "ignored_tensors": list(converted.ignored)}
         draft = Draft(converted.weights, tokenizer, manifest, card)
-        artifact = release(
-            draft,
-            out / name,
-            measure,
-            max_loss=max_loss,
-            keep_fp32=keep_fp32,
-            strict=strict,
-            advice=MORE_DATA if measure else DATA,
-            report=report,
-            progress=progress,
-        )
+        try:
+            artifact = release(
+                draft,
+                out / name,
+                measure,
+                max_loss=max_loss,
+                keep_fp32=keep_fp32,
+                strict=strict,
+                advice=MORE_DATA if measure else DATA,
+                report=report,
+                progress=progress,
+            )
+        except OSError as error:
+            raise SetupError(
+                f"The artifact cannot be written: {error.strerror or error}. Make room, or choose another directory: "
+                "--out, or model_cache of swiftlet serve."
+            ) from None
     return artifact, converted.ignored
 
 
@@ -242,7 +256,7 @@ def _check_tokenizer(
     try:
         difference = tokenizer_check.difference(tokenizer, directory)
     except Exception as error:  # transformers is not installed, or its code for this checkpoint fails in some way
-        report(f"the tokenizer is not compared with transformers, which cannot read it here ({type(error).__name__})")
+        log.debug("the tokenizer is not compared with transformers: %s", type(error).__name__)
         return
     if difference is not None:
         raise SetupError(

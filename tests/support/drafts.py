@@ -1,0 +1,34 @@
+"""Drafts of imports, of which no artifact is made: the network in fp32, with its tokenizer and manifest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from swiftlet_serve import tasks
+from swiftlet_serve.offline import import_checkpoint as module
+from swiftlet_serve.offline.release import Draft
+from swiftlet_serve.types import Batch
+
+
+def catch_drafts(monkeypatch: pytest.MonkeyPatch) -> list[Draft]:
+    """Returns a list that gets the draft of each import, in the place of its release."""
+    drafts: list[Draft] = []
+
+    def release(draft: Draft, *_: object, **__: object) -> None:
+        drafts.append(replace(draft, weights={name: np.asarray(weight) for name, weight in draft.weights.items()}))
+
+    monkeypatch.setattr(module, "release", release)
+    return drafts
+
+
+def answers(draft: Draft, inputs: Any, **parameters: Any) -> Any:
+    """Returns the response of a draft to a request."""
+    task = tasks.load(draft.manifest.task).create(draft.tokenizer, draft.manifest)
+    request = task.Request.model_validate({"inputs": inputs, "parameters": parameters})
+    encodings = list(task.encode(request))
+    rows = np.concatenate(draft.answers(encodings))
+    return task.decode(request, encodings, Batch.of(encodings).split_rows(rows))
