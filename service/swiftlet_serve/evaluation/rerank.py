@@ -8,11 +8,13 @@ from typing import Any, Final
 
 from swiftlet_models import datasets, metrics
 from swiftlet_models.bm25 import BM25
+from swiftlet_models.datasets import Unlabelled
 from swiftlet_models.metrics import Score
 from swiftlet_serve import evaluation
 from swiftlet_serve.evaluation import Case, Grade
 from swiftlet_serve.tasks.rerank import MAX_TEXTS
 
+CANDIDATES: Final = 4  # built-in texts for a query
 BEST: Final = 10  # texts that the mean reciprocal rank looks at
 
 
@@ -28,6 +30,15 @@ class Evaluator(evaluation.Evaluator):
         for query in datasets.ranked(data)[skip:stop]:
             if any(query.relevant) and len(query.texts) <= MAX_TEXTS and all(text.strip() for text in query.texts):
                 yield _case(query)
+
+    def bodies(self, texts: Sequence[Unlabelled]) -> list[dict[str, Any]]:
+        """Returns each question with the text that answers it, and with those after it."""
+        asked = [text for text in texts if text.question]
+        around = asked + asked[: CANDIDATES - 1]
+        return [
+            {"inputs": {"query": text.question, "texts": [near.text for near in around[i : i + CANDIDATES]]}}
+            for i, text in enumerate(asked)
+        ]
 
     def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
         """Returns the scores of the order in the file, and of BM25 with the words of all texts."""
