@@ -7,8 +7,8 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -45,8 +45,8 @@ def _banner(addresses: Addresses, runtime: Runtime) -> Iterator[str]:
         yield f"curl {url}/{task} -H 'Content-Type: application/json' -d {body}"
 
 
-def description(model: LoadedModel) -> str:
-    """Returns the output of `swiftlet check` for a model that passed."""
+def description(model: LoadedModel, signature: str) -> str:
+    """Returns the output of `swiftlet check` for a model that passed. `signature` tells what is known of it."""
     manifest = model.manifest
     size = sum(file.size for file in manifest.files.values())
     labels = f": {', '.join(manifest.labels)}" if manifest.labels else ""
@@ -63,8 +63,22 @@ def description(model: LoadedModel) -> str:
             f"        files     {len(manifest.files)}, checksums verified, {size / 1e6:.1f} MB",
             f"        golden    {golden}",
             f"        engine    {model.engine.title}, loaded in {model.seconds:.2f} s",
+            *(f"        certified {line}" for line in certificate_lines(model.artifact.certificate())),
+            *([f"        signature {signature}"] if signature else []),
         ]
     )
+
+
+def certificate_lines(certificate: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yields what a certificate tells of the agreement with fp32, a line for each kind of texts."""
+    for known in certificate["comparisons"] if certificate else ():
+        told = [
+            f"{name} {score['value']:.2f} % (95 % CI: {score['low']:.2f} to {score['high']:.2f})"
+            for name, score in known["agreement"].items()
+        ]
+        if loss := known["loss"]:
+            told.append(f"loss {loss['value']:.2f} points (95 % CI: {loss['low']:.2f} to {loss['high']:.2f})")
+        yield f"{known['texts']}, n = {known['n']}: {', '.join(told) or 'it is served in fp32'}"
 
 
 def score_lines(name: str, result: Evaluation) -> Iterator[str]:

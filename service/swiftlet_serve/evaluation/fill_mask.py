@@ -56,7 +56,8 @@ class Evaluator(evaluation.Evaluator):
         return {"always the commonest token": commonest([token for case in cases for token in case.expected])}
 
     def best(self, response: Any) -> str:
-        return str(response[0]["token_str"])
+        masks = response if isinstance(response[0], list) else [response]
+        return " ".join(tokens[0]["token_str"] for tokens in masks)
 
     def _masked(self, text: str, tokens: TokenizedText, chosen: Sequence[int]) -> str:
         """Returns a text with masks in place of these tokens."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -64,9 +64,8 @@ def write(
     artifact: Artifact,
     source: Mapping[str, Any],
     engine: str,
-    milliseconds: Mapping[str, float],
-    tokens: int,
-    comparisons: Sequence[Comparison],
+    latencies: Mapping[str, Mapping[str, Any]],
+    comparisons: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Writes the certificate of an artifact, and returns it. A signature that is there is removed.
 
@@ -74,9 +73,8 @@ def write(
         artifact: the artifact.
         source: the origin of its network, with the hashes of its files.
         engine: the title of the engine that was compared.
-        milliseconds: the latency of a sequence of `tokens` tokens on one core, by engine.
-        tokens: the length of that sequence.
-        comparisons: what was compared.
+        latencies: the latency of a sequence on one core by engine, as the card records it.
+        comparisons: the fields of each `Comparison`.
 
     Raises:
         SetupError: the directory cannot be written.
@@ -93,8 +91,11 @@ def write(
         "engine": engine,
         "precision": manifest.precision,
         "weights_bytes": manifest.files[artifact.weights.name].size,
-        "latency": {"tokens": tokens, "cores": 1, "milliseconds": milliseconds},
-        "comparisons": [asdict(comparison) for comparison in comparisons],
+        "latency": {
+            engine: {"tokens": latency["tokens"], "cores": 1, "milliseconds": latency["milliseconds"]}
+            for engine, latency in latencies.items()
+        },
+        "comparisons": list(comparisons),
     }
     content = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     _replace(artifact.path, {CERTIFICATE: content.encode()})

@@ -70,7 +70,6 @@ GOLDEN_COLUMNS: Final = 512  # of an output; with the whole vocabulary the golde
 FP32_TOLERANCE: Final = 1e-3  # between engines, for logits around 10
 MAX_ROUNDING: Final = 0.05  # of a matrix, relative: in a block of 128, half a step is at most √128 / 254 of the block
 MAX_LOSS: Final = 0.5  # points that int8 or bf16 may lose on a data file
-LATENCY_TOKENS: Final = 32
 SLACK: Final = 2.0  # tolerance as a multiple of the deviation on this machine: other CPUs round differently
 
 LADDER: Final[Sequence[Precision]] = ("int8", "bf16", "fp32")  # the smallest first
@@ -436,9 +435,8 @@ class _Stage:
         """Writes the certificate."""
         native = self.card.get("native", {})
         latencies = {"onnx_cpu": self.card["latency"]} | ({"native": native["latency"]} if self.runs_native else {})
-        milliseconds = {engine: latency["milliseconds"] for engine, latency in latencies.items()}
         engine = native.get("engine", "onnx_cpu")
-        certificate.write(sealed, source, engine, milliseconds, LATENCY_TOKENS, self.comparisons)
+        certificate.write(sealed, source, engine, latencies, [asdict(comparison) for comparison in self.comparisons])
 
     @property
     def runs_native(self) -> bool:
@@ -474,7 +472,7 @@ def _compare(fp32: Evaluation, rounded: Evaluation) -> dict[str, Any]:
     return {"loss": loss.value, "low": loss.low, "high": loss.high, "agreement": asdict(agreement(fp32, rounded))}
 
 
-def measure_latency(engine: Engine, tokens: int = LATENCY_TOKENS, calls: int = 10) -> dict[str, Any]:
+def measure_latency(engine: Engine, tokens: int = 32, calls: int = 10) -> dict[str, Any]:
     """Measures the median latency of one sequence, in milliseconds, and names the processor."""
     ids = np.full(tokens, 5, np.int64)
     batch = Batch.of([Encoding(ids, np.zeros_like(ids), np.zeros(1, np.int64))])
