@@ -251,8 +251,8 @@ def _check_certificate(path: Path, present: Set[str]) -> None:
         return
     try:
         document = _read_json(path / CERTIFICATE)
-        is_of_manifest = isinstance(document, dict) and document.get("manifest") == _measure(path, MANIFEST).sha256
-    except (OSError, ValueError, RecursionError):
+        is_of_manifest = isinstance(document, dict) and document["manifest"] == _measure(path, MANIFEST).sha256
+    except (KeyError, OSError, ValueError, RecursionError):
         is_of_manifest = False
     if not is_of_manifest:
         raise ArtifactError(

@@ -187,7 +187,7 @@ def test_card_without_data_file_says_so(out):
     card = make(out, draft("bert", "classify")).card()
 
     assert card["scores"] == {}
-    assert card["int8"] == "compared with fp32 on the golden inputs only"
+    assert card["int8"] == "compared with fp32 on built-in texts only"
     assert "data" not in card
 
 
@@ -395,6 +395,8 @@ def test_release_with_data_file_ignores_the_built_in_texts(out, reviews, scores,
         "mean": 0.9,
         "lowest": 0.3,
         "n": 7,
+        "low": 0.0,
+        "high": 1.0,
     }
 
 

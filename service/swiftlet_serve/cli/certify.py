@@ -7,10 +7,9 @@ from pathlib import Path
 import click
 
 from swiftlet_models.artifact import CERTIFICATE, open_artifact
-from swiftlet_serve import extras
 from swiftlet_serve.cli.options import DataFile, limit_option, skip_option
 from swiftlet_serve.cli.progress import advance, note
-from swiftlet_serve.cli.summaries import certificate_lines
+from swiftlet_serve.cli.summaries import comparison_lines
 from swiftlet_serve.settings import Settings
 
 
@@ -46,16 +45,14 @@ def certify(
     from swiftlet_serve.offline.certify import certify
     from swiftlet_serve.offline.release import Measure
 
-    if sign_key:
-        extras.require("sign")
+    key = certificate.signing_key(sign_key) if sign_key else None
     (path,) = locate([model], model_cache)
-    document = open_artifact(path).certificate()
-    if document is None or data or not sign_key:
+    if data or not key or open_artifact(path).certificate() is None:
         (named,) = model_source.parse([source or model])
         is_checkpoint = sources.identify(named.source).kind in ("checkpoint", "name") and path.parent != BUNDLED
         checkpoint = named if source or is_checkpoint else None
         measure = Measure(data, limit, skip) if data else None
-        document = certify(path, checkpoint, measure, engine=engine, report=note, progress=advance)
-    if sign_key:
-        certificate.sign(path, sign_key)
-    click.echo("\n".join([str(path / CERTIFICATE), *certificate_lines(document)]))
+        certify(path, checkpoint, measure, engine=engine, report=note, progress=advance)
+    if key:
+        certificate.sign(path, key)
+    click.echo("\n".join([str(path / CERTIFICATE), *comparison_lines(certificate.comparisons(open_artifact(path)))]))

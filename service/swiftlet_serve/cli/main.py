@@ -113,7 +113,7 @@ def check(artifacts: tuple[str, ...], engine: str, public_key: Path | None) -> N
     its certificate is missing or not signed with this key. Signatures need the extra `sign`.
     """
     from swiftlet_serve.inference.loading import load_model, locate
-    from swiftlet_serve.offline.certificate import check_signature
+    from swiftlet_serve.offline.certificate import check_signature, comparisons
 
     failed = False
     for name in artifacts or [str(path) for path in locate(())]:
@@ -121,8 +121,8 @@ def check(artifacts: tuple[str, ...], engine: str, public_key: Path | None) -> N
             (path,) = locate([name])
             if public_key:
                 check_signature(path, public_key)
-            signature = f"of the owner of {public_key}" if public_key else ""
-            click.echo(summaries.description(load_model(path, engine), signature))
+            model = load_model(path, engine)
+            click.echo(summaries.description(model, comparisons(model.artifact), public_key))
         except (ArtifactError, SetupError) as error:
             failed = True
             click.echo(f"{click.style('failed', fg='red')}  {error}", err=True)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import NamedTemporaryFile
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import TypeAdapter, ValidationError
 
 from swiftlet_models.artifact import CERTIFICATE, MANIFEST, SIGNATURE, Artifact
 from swiftlet_models.metrics import Score
@@ -24,6 +26,9 @@ from swiftlet_serve.offline.environment import processor
 from swiftlet_serve.offline.evaluate import Evaluation, agreement, summary
 from swiftlet_serve.offline.fidelity import Fidelity
 from swiftlet_serve.offline.int8_gate import loss_of
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 FORMAT: Final = 1
 BUILT_IN: Final = "built-in texts"
@@ -65,16 +70,16 @@ def write(
     source: Mapping[str, Any],
     engine: str,
     latencies: Mapping[str, Mapping[str, Any]],
-    comparisons: Sequence[Mapping[str, Any]],
-) -> dict[str, Any]:
-    """Writes the certificate of an artifact, and returns it. A signature that is there is removed.
+    comparisons: Sequence[Comparison],
+) -> None:
+    """Writes the certificate of an artifact. A signature that is there is removed.
 
     Args:
         artifact: the artifact.
         source: the origin of its network, with the hashes of its files.
         engine: the title of the engine that was compared.
         latencies: the latency of a sequence on one core by engine, as the card records it.
-        comparisons: the fields of each `Comparison`.
+        comparisons: what was compared.
 
     Raises:
         SetupError: the directory cannot be written.
@@ -95,11 +100,26 @@ def write(
             engine: {"tokens": latency["tokens"], "cores": 1, "milliseconds": latency["milliseconds"]}
             for engine, latency in latencies.items()
         },
-        "comparisons": list(comparisons),
+        "comparisons": [asdict(comparison) for comparison in comparisons],
     }
     content = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    _replace(artifact.path, {CERTIFICATE: content.encode()})
-    return document
+    _replace(artifact.path, CERTIFICATE, content.encode())
+
+
+def comparisons(artifact: Artifact) -> list[Comparison]:
+    """Returns what the certificate of an artifact tells; nothing without one.
+
+    Raises:
+        SetupError: the certificate has another form.
+    """
+    document = artifact.certificate()
+    try:
+        return [] if document is None else TypeAdapter(list[Comparison]).validate_python(document["comparisons"])
+    except (KeyError, ValidationError):
+        raise SetupError(
+            f"{artifact.path.name}: {CERTIFICATE} has another form than this version of Swiftlet writes. Remove it and "
+            f"{SIGNATURE}, and run swiftlet certify {artifact.path}."
+        ) from None
 
 
 def sha256(file: Path) -> str:
@@ -108,20 +128,29 @@ def sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def sign(path: Path, key: Path) -> None:
-    """Signs the certificate of the artifact in `path` with a private key in PEM.
+def signing_key(file: Path) -> Ed25519PrivateKey:
+    """Reads a private key in PEM.
 
     Raises:
-        SetupError: the key is not readable or no Ed25519 key, or the package cryptography is not installed.
+        SetupError: the file is not readable or no Ed25519 key, or the package cryptography is not installed.
     """
     extras.require("sign")
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    private = _load(key, lambda content: load_pem_private_key(content, None))
-    if not isinstance(private, Ed25519PrivateKey):
-        raise SetupError(f"{key} is not a private Ed25519 key. {NEW_KEY}")
-    _replace(path, {SIGNATURE: private.sign((path / CERTIFICATE).read_bytes())})
+    key = _load(file, lambda content: load_pem_private_key(content, None))
+    if not isinstance(key, Ed25519PrivateKey):
+        raise SetupError(f"{file} is not a private Ed25519 key. {NEW_KEY}")
+    return key
+
+
+def sign(path: Path, key: Ed25519PrivateKey) -> None:
+    """Signs the certificate of the artifact in `path`.
+
+    Raises:
+        SetupError: the directory cannot be written.
+    """
+    _replace(path, SIGNATURE, key.sign((path / CERTIFICATE).read_bytes()))
 
 
 def check_signature(path: Path, key: Path) -> None:
@@ -160,16 +189,18 @@ def _load(key: Path, load: Callable[[bytes], object]) -> object:
         raise SetupError(f"The key {key} cannot be read: {reason}. {NEW_KEY}") from None
 
 
-def _replace(path: Path, files: Mapping[str, bytes]) -> None:
-    """Writes files of an artifact, each as a whole. Temporary files lie beside it, because it must not hold others."""
+def _replace(path: Path, name: str, content: bytes) -> None:
+    """Writes a file of an artifact as a whole, and removes an earlier signature.
+
+    The temporary file lies beside the artifact, which must not hold other files.
+    """
     try:
         (path / SIGNATURE).unlink(missing_ok=True)
-        for name, content in files.items():
-            with NamedTemporaryFile(dir=path.parent, prefix=".certify-", delete=False) as file:
-                file.write(content)
-            Path(file.name).chmod(0o644)
-            Path(file.name).rename(path / name)
+        with tempfile.TemporaryDirectory(prefix=".certify-", dir=path.parent) as temporary:
+            new = Path(temporary, name)
+            new.write_bytes(content)
+            new.rename(path / name)
     except OSError as error:
         raise SetupError(
-            f"The certificate cannot be written to {path}: {error.strerror}. Copy the artifact first."
+            f"The certificate cannot be written to {path}: {error.strerror}. Copy the artifact, and certify the copy."
         ) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,8 @@ def certify(
     engine: str,
     report: Report,
     progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Writes the certificate of the artifact in `path`, and returns it. What it says of other texts stays.
+) -> None:
+    """Writes the certificate of the artifact in `path`. What one that is there says of other texts stays.
 
     Args:
         path: the artifact.
@@ -56,7 +56,7 @@ def certify(
     """
     served = load_model(path, engine)
     artifact, title = served.artifact, served.engine.title
-    before = artifact.certificate() or {}
+    before = certificate.comparisons(artifact)
     latency = {engine: measure_latency(served.engine)}
     if engine != "onnx_cpu":
         other = load_model(path, "onnx_cpu").engine
@@ -64,10 +64,10 @@ def certify(
         other.close()
     with tempfile.TemporaryDirectory(prefix="swiftlet-certify-") as temporary:
         exact, source = _in_fp32(artifact, checkpoint, Path(temporary), report)
-        comparison = asdict(_compare(exact, served, measure, report, progress))
-    others = [known for known in before.get("comparisons", []) if known["texts"] != comparison["texts"]]
-    source = source or before.get("source") or artifact.manifest.source
-    return certificate.write(artifact, source, title, latency, [*others, comparison])
+        comparison = _compare(exact, served, measure, report, progress)
+    others = [known for known in before if known.texts != comparison.texts]
+    source = source or (artifact.certificate() or {}).get("source", artifact.manifest.source)
+    certificate.write(artifact, source, title, latency, [*others, comparison])
 
 
 def _in_fp32(

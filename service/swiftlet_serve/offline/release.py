@@ -5,6 +5,7 @@ Each step is compared with the one before. An artifact that loses too much accur
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 import time
@@ -427,7 +428,7 @@ class _Stage:
         title, rounded = engine.title, run(engine, self.probe.encodings)
         kept = fidelity(self.manifest, self.exact, rounded)
         self.card["fidelity"] = {"engine": title, **asdict(kept)}
-        answers = self.probe.agreement(self.exact, rounded)
+        answers = self.probe.agreement(self.exact, rounded) if math.isfinite(kept.mean) else None
         self.comparisons.append(Comparison.of_texts(None, len(self.probe.requests), kept, answers))
         return kept
 
@@ -436,7 +437,7 @@ class _Stage:
         native = self.card.get("native", {})
         latencies = {"onnx_cpu": self.card["latency"]} | ({"native": native["latency"]} if self.runs_native else {})
         engine = native.get("engine", "onnx_cpu")
-        certificate.write(sealed, source, engine, latencies, [asdict(comparison) for comparison in self.comparisons])
+        certificate.write(sealed, source, engine, latencies, self.comparisons)
 
     @property
     def runs_native(self) -> bool:
