@@ -23,6 +23,8 @@ from swiftlet_serve.offline.import_checkpoint import import_checkpoint
 from swiftlet_serve.offline.release import Measure
 from tests.support.artifacts import VOCABULARY
 from tests.support.checkpoints import SMALL, reference
+from tests.support.markdown import first_column, text_of
+from tests.support.paths import ROOT
 
 LABELLED = "label,text\n" + "".join(f"{number % 3},text {number}\n" for number in range(12))
 
@@ -96,6 +98,8 @@ def test_an_import_certifies_what_it_compared(checkpoint: Path, imported: Artifa
     assert built_in.agreement["probability"].value == 100 * card["fidelity"]["mean"]
     assert built_in.agreement["answers"].n == built_in.n
     assert str(checkpoint) not in json.dumps(document)
+    documented = first_column(text_of(ROOT / "docs/reference/artifact.md"), "Key", "Content")
+    assert set(documented) == document.keys()
 
 
 def test_a_file_with_labels_gives_scores(checkpoint: Path, artifact: Artifact, tmp_path: Path) -> None:

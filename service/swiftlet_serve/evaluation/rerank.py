@@ -14,7 +14,7 @@ from swiftlet_serve import evaluation
 from swiftlet_serve.evaluation import Case, Grade
 from swiftlet_serve.tasks.rerank import MAX_TEXTS
 
-CANDIDATES: Final = 4  # built-in texts for a query
+CANDIDATES: Final = 4  # texts for a question without labels
 BEST: Final = 10  # texts that the mean reciprocal rank looks at
 
 
@@ -32,12 +32,12 @@ class Evaluator(evaluation.Evaluator):
                 yield _case(query)
 
     def bodies(self, texts: Sequence[Unlabelled]) -> list[dict[str, Any]]:
-        """Returns each question with the text that answers it, and with those after it."""
-        asked = [text for text in texts if text.question]
-        around = asked + asked[: CANDIDATES - 1]
+        """Returns each question with the text that answers it, and with the texts after it."""
+        around = [text.text for text in (*texts, *texts[: CANDIDATES - 1])]
         return [
-            {"inputs": {"query": text.question, "texts": [near.text for near in around[i : i + CANDIDATES]]}}
-            for i, text in enumerate(asked)
+            {"inputs": {"query": text.question, "texts": around[i : i + CANDIDATES]}}
+            for i, text in enumerate(texts)
+            if text.question
         ]
 
     def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
