@@ -14,7 +14,7 @@ from swiftlet_serve import evaluation
 from swiftlet_serve.evaluation import Case, Grade
 from swiftlet_serve.tasks.rerank import MAX_TEXTS
 
-CANDIDATES: Final = 4  # texts for a question without labels
+CANDIDATES: Final = 3  # texts for a query without labels
 BEST: Final = 10  # texts that the mean reciprocal rank looks at
 
 
@@ -32,12 +32,12 @@ class Evaluator(evaluation.Evaluator):
                 yield _case(query)
 
     def bodies(self, texts: Sequence[Unlabelled]) -> list[dict[str, Any]]:
-        """Returns each question with the text that answers it, and with the texts after it."""
-        around = [text.text for text in (*texts, *texts[: CANDIDATES - 1])]
+        """Returns each question with the text that answers it and those after it, or each text with those after it."""
+        around = [text.text for text in (*texts, *texts[:CANDIDATES])]
+        starts = [i + (not text.question) for i, text in enumerate(texts)]
         return [
-            {"inputs": {"query": text.question, "texts": around[i : i + CANDIDATES]}}
-            for i, text in enumerate(texts)
-            if text.question
+            {"inputs": {"query": text.question or text.text, "texts": around[start : start + CANDIDATES]}}
+            for text, start in zip(texts, starts, strict=True)
         ]
 
     def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:

@@ -25,7 +25,7 @@ from swiftlet_serve.evaluation import Evaluator
 from swiftlet_serve.offline.fidelity import Outputs
 from swiftlet_serve.types import Batch, Engine, Task
 
-MAX_WORK: Final = 100e9  # multiply-adds for the built-in texts: two to three seconds in fp32 on two cores
+MAX_WORK: Final = 60e9  # multiply-adds for the built-in texts: one and a half seconds in fp32 on two cores
 MAX_OUTPUTS: Final = 1 << 24  # numbers of the answers, 4 bytes each
 
 
