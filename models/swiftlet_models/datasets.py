@@ -152,7 +152,7 @@ def unlabelled(path: Path) -> list[Unlabelled]:
     optional = {"question": ("question", "query"), "language": ("language",), "label": ("label", "score")}
     rows = _records(path, {"text": (*TEXT_COLUMNS, "context")}, optional=optional)
     for row in rows:
-        if row.values["label"] is not None:
+        if row.values["label"] not in (None, ""):
             raise row.error("it has a label")
 
     def text(row: _Record, name: str) -> str:
@@ -278,7 +278,7 @@ def _records(
     path: Path,
     required: Mapping[str, Sequence[str]],
     columns: Sequence[str] = (),
-    optional: Mapping[str, Sequence[str]] = {},  # never changed
+    optional: Mapping[str, Sequence[str]] = {},
 ) -> list[_Record]:
     """Reads lines of JSON or a table, plain or `.gz`, in UTF-8 or with a byte order mark.
 

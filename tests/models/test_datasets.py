@@ -108,7 +108,7 @@ def squad(*entries: dict, context: str = "Rome was not built in a day.") -> str:
 
 def test_unlabelled_reads_texts_with_questions_or_without(tmp_path):
     for name, content in {
-        "a.csv": 'query,text\nwho?,"She, of course."\n,No\n,  \n',
+        "a.csv": 'query,text,label\nwho?,"She, of course.",\n,No,\n,  ,\n',
         "a.jsonl": '{"context": "She, of course.", "question": "who?"}\n{"text": "No", "label": null}\n',
     }.items():
         (tmp_path / name).write_text(content, "utf-8")

@@ -25,6 +25,7 @@ from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.loading import load_model
 from swiftlet_serve.offline import probe
 from swiftlet_serve.offline import release as releases
+from swiftlet_serve.offline.certificate import comparisons
 from swiftlet_serve.offline.evaluate import Evaluation
 from swiftlet_serve.offline.fidelity import Fidelity
 from swiftlet_serve.offline.release import GOLDEN_COLUMNS, Measure, ReleaseError, golden, golden_encodings
@@ -381,8 +382,27 @@ def test_release_takes_the_next_precision_that_is_good_enough(out, good, reason)
     assert artifact.manifest.precision == good
     assert artifact.card()["precision"].startswith(f"{reason} keeps 90.0 % of the answers to built-in texts")
     assert ("fidelity" in artifact.card()) == (good == "bf16")
+    assert [known.texts for known in comparisons(artifact)] == ["built-in texts"] * (good == "bf16")
     assert any(note.startswith("int8 keeps 90.0 % of the answers to built-in texts") for note in notes)
     assert CliRunner().invoke(main, ["check", str(artifact.path)]).exit_code == 0
+
+
+def test_release_in_fp32_after_a_refusal_tells_nothing_of_what_was_refused(out, reviews, low_fidelity):
+    artifact = make(out, draft("bert", "classify"), Measure(reviews), strict=False)
+
+    assert artifact.manifest.precision == "fp32"
+    assert artifact.card()["bytes"] == artifact.weights.stat().st_size
+    assert artifact.certificate()["engine"] == "onnx_cpu"
+    (known,) = comparisons(artifact)
+    assert (known.texts, known.scores.keys(), known.agreement) == ("reviews.tsv", {"fp32"}, {})
+
+
+def test_release_rejects_parameters_that_do_not_fit(out):
+    plan = draft("bert", "classify")
+    kept = {name: weight for name, weight in plan.weights.items() if "key" not in name}
+
+    with pytest.raises(ReleaseError, match=r"^The network cannot be served: "):
+        make(out, replace(plan, weights=kept))
 
 
 def test_release_with_data_file_ignores_the_built_in_texts(out, reviews, scores, low_fidelity):

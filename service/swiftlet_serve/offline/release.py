@@ -34,7 +34,7 @@ from swiftlet_models.artifact import (
 from swiftlet_models.folding import FoldingError, fold
 from swiftlet_models.graphs.ragged import in_fp32
 from swiftlet_models.operations import Operations
-from swiftlet_models.parameters import ParametersError
+from swiftlet_models.parameters import ParametersError, check_parameters, configure
 from swiftlet_models.tensors import Matrix, Weights, WeightsError, blocks, is_finite
 from swiftlet_models.tokenizer import Encoding, Tokenizer
 from swiftlet_models.weights import open_weights, save_weights
@@ -90,11 +90,19 @@ class Draft:
     manifest: Manifest
     card: Mapping[str, Any]
 
-    @property
     def operations(self) -> Operations:
-        """The multiply-adds of the network."""
+        """Returns the multiply-adds of the network.
+
+        Raises:
+            ReleaseError: a parameter is missing, or does not fit the configuration.
+        """
+        architecture, config, embedding = self.manifest.architecture, self.manifest.config, self.manifest.embedding
         shapes = {name: weight.shape for name, weight in self.weights.items()}
-        return Operations.of(self.manifest.architecture, self.manifest.config, shapes, self.manifest.embedding)
+        try:
+            check_parameters(configure(architecture, config), shapes, embedding=embedding)
+        except ParametersError as error:
+            raise ReleaseError(f"The network cannot be served: {error}.") from None
+        return Operations.of(architecture, config, shapes, embedding)
 
     def answers(self, encodings: Sequence[Encoding]) -> Outputs:
         """Returns the outputs of the network in fp32 for each of some sequences, (positions, width).
@@ -166,7 +174,7 @@ def release(
         probe = Probe.golden(draft.tokenizer, draft.manifest)
         golden_count = len(probe.encodings)
         if draft.manifest.precision != "fp32":
-            probe = probe.with_built_in_texts(draft.tokenizer, draft.manifest, draft.operations)
+            probe = probe.with_built_in_texts(draft.tokenizer, draft.manifest, draft.operations())
         exact_rows = draft.answers(probe.encodings)
         if not all(np.isfinite(rows).all() for rows in exact_rows):
             raise ReleaseError(f"The network answers built-in texts with NaN or infinity. {DAMAGED}")
