@@ -35,7 +35,7 @@ def uninstall(monkeypatch):
     return hide
 
 
-@pytest.mark.parametrize("extra", ["plot", "torch", "openvino"])
+@pytest.mark.parametrize("extra", ["plot", "torch", "openvino", "sign"])
 def test_packages_are_those_of_pyproject(extra):
     assert extras.packages(extra) == {re.split("==", line)[0]: line for line in DECLARED[extra]}
 

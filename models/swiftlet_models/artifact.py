@@ -8,7 +8,10 @@
       activations.safetensors  optional: fixed ranges of activations, for int8 with onnx_cpu
       golden.npz          golden answers: inputs and the fp32 network's outputs, replayed at start-up
       card.json           origin, and measured accuracy and latency
+      certificate.json    optional: how the answers agree with those of fp32, for exactly this manifest
+      certificate.sig     optional: the Ed25519 signature of certificate.json
 
+The manifest lists neither of the last two, because the certificate holds its hash, and can be made again and signed.
 In the first format, and for a network that no architecture describes, `model.onnx` holds the parameters and a graph.
 
 This module needs only the standard library, so any program can read an artifact without a runtime.
@@ -23,7 +26,7 @@ import mmap
 import re
 import stat
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
 from pathlib import Path
@@ -47,12 +50,15 @@ SAFETENSORS: Final = "model.safetensors"
 ACTIVATIONS: Final = "activations.safetensors"
 GOLDEN: Final = "golden.npz"
 CARD: Final = "card.json"
+CERTIFICATE: Final = "certificate.json"
+SIGNATURE: Final = "certificate.sig"
 
 FORMATS: Final[Mapping[str, int]] = {WEIGHTS: 2, ONNX: 1}  # by the file of the parameters
 LATER: Final = ("embedding", "decisions", "languages", "reading")  # fields that manifests of older versions lack
 REQUIRED: Final = frozenset({TOKENIZER, GOLDEN, CARD})  # and one of FORMATS
 OPTIONAL: Final = frozenset({SAFETENSORS, ACTIVATIONS, *FORMATS})
-MAX_MANIFEST_BYTES: Final = 1 << 20
+UNLISTED: Final = (CERTIFICATE, SIGNATURE)  # files that may lie beside those that a manifest lists
+MAX_MANIFEST_BYTES: Final = 1 << 20  # and of the certificate
 MAX_BYTES: Final[Mapping[str, int]] = {TOKENIZER: 64 << 20, GOLDEN: 4 << 20, CARD: 1 << 20}
 """The size that a file may have if reading it takes more memory than its bytes."""
 MAX_DEPTH: Final = 32  # of the manifest and the card
@@ -176,6 +182,17 @@ class Artifact:
             raise ValueError("the document is not an object")  # noqa: TRY004  # one class for all errors
         return card
 
+    @property
+    def files(self) -> list[str]:
+        """The names of all files, the manifest last."""
+        beside = [name for name in UNLISTED if (self.path / name).is_file()]
+        return [*self.manifest.files, *beside, MANIFEST]
+
+    def certificate(self) -> dict[str, Any] | None:
+        """Returns the certificate, or None if there is none."""
+        document = _read_json(self.path / CERTIFICATE) if (self.path / CERTIFICATE).is_file() else None
+        return document if isinstance(document, dict) else None
+
     def public_card(self) -> dict[str, Any]:
         """Returns the card for clients: of a path of the machine that made the artifact, only the last name is left."""
         card = self.card()
@@ -198,10 +215,13 @@ def open_artifact(path: Path) -> Artifact:
     """Verifies every file of a directory against its manifest.
 
     Raises:
-        ArtifactError: a file is missing, altered, truncated, not listed, or no regular file.
+        ArtifactError: a file is missing, altered, truncated, not listed, or no regular file, or the certificate is of
+            another artifact.
     """
     manifest = _read_manifest(path)
     present = {entry.name for entry in path.iterdir()} - {MANIFEST}
+    _check_certificate(path, present.intersection(UNLISTED))
+    present -= {*UNLISTED}
     for name in sorted(set(manifest.files) - present):
         raise ArtifactError(f"{path.name}: {name} is missing.")
     for name in sorted(present - set(manifest.files)):
@@ -214,6 +234,31 @@ def open_artifact(path: Path) -> Artifact:
     except (ValueError, RecursionError):
         raise ArtifactError(f"{path.name}: {CARD} is not a valid JSON object.") from None
     return artifact
+
+
+def _check_certificate(path: Path, present: Set[str]) -> None:
+    """Checks that the certificate is of this manifest, which has the hashes of all other files.
+
+    The owner of a key checks the signature.
+
+    Raises:
+        ArtifactError: the certificate is invalid or of another artifact, or there is a signature alone.
+    """
+    for name in sorted(present):
+        if not _is_plain(path / name) or (path / name).stat().st_size > MAX_MANIFEST_BYTES:
+            raise ArtifactError(f"{path.name}: {name} is not a regular file of {MAX_MANIFEST_BYTES} bytes at most.")
+    if not present:
+        return
+    try:
+        document = _read_json(path / CERTIFICATE)
+        is_of_manifest = isinstance(document, dict) and document["manifest"] == _measure(path, MANIFEST).sha256
+    except (KeyError, OSError, ValueError, RecursionError):
+        is_of_manifest = False
+    if not is_of_manifest:
+        raise ArtifactError(
+            f"{path.name}: {CERTIFICATE} is missing, damaged or of another artifact. Fetch the artifact again, or "
+            f"remove {' and '.join(UNLISTED)} and run swiftlet certify."
+        )
 
 
 def check_self_contained(model: Path) -> None:
@@ -234,6 +279,8 @@ def check_self_contained(model: Path) -> None:
 def seal(path: Path, manifest: Manifest, card: Mapping[str, Any] | None = None) -> Artifact:
     """Writes `manifest.json` for the files in a directory, and verifies the result.
 
+    Removes the certificate, which is of the artifact as it was.
+
     Args:
         path: the directory.
         manifest: the manifest. Its `files` are replaced.
@@ -242,7 +289,8 @@ def seal(path: Path, manifest: Manifest, card: Mapping[str, Any] | None = None) 
     Raises:
         ArtifactError: a required file is missing, or there is an unknown file.
     """
-    (path / MANIFEST).unlink(missing_ok=True)
+    for name in (MANIFEST, *UNLISTED):
+        (path / name).unlink(missing_ok=True)
     if card is not None:
         (path / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", "utf-8")
     files = {entry.name: _measure(path, entry.name) for entry in sorted(path.iterdir())}

@@ -46,6 +46,15 @@ class Labelled:
 
 
 @dataclass(frozen=True)
+class Unlabelled:
+    """A text, and a question that it answers; empty if there is none."""
+
+    text: str
+    question: str = ""
+    language: str = ""  # a BCP 47 tag; empty: none, as of code, or not known
+
+
+@dataclass(frozen=True)
 class Named:
     """A text with the name of its label."""
 
@@ -132,6 +141,25 @@ def _index(row: _Record, names: Sequence[str]) -> int:
     shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
     among = f"none of {shown}, and no number from 0 to {len(names) - 1}" if names else "no number from 0"
     raise row.error(f"its label is {among}")
+
+
+def unlabelled(path: Path) -> list[Unlabelled]:
+    """Reads texts without labels: records with one of `TEXT_COLUMNS` or `context`, and perhaps a `question` or `query`.
+
+    Raises:
+        DatasetError: the file is damaged, a line has no text, or the file has labels.
+    """
+    optional = {"question": ("question", "query"), "language": ("language",), "label": ("label", "score")}
+    rows = _records(path, {"text": (*TEXT_COLUMNS, "context")}, optional=optional)
+    for row in rows:
+        if row.values["label"] not in (None, ""):
+            raise row.error("it has a label")
+
+    def text(row: _Record, name: str) -> str:
+        return row.text(name) if row.values[name] else ""
+
+    texts = (Unlabelled(row.text("text"), text(row, "question"), text(row, "language")) for row in rows)
+    return [text for text in texts if text.text.strip()]
 
 
 def similar(path: Path) -> list[Similar]:
@@ -246,7 +274,12 @@ class _Record:
         return DatasetError(f"{self.file}: line {self.number}: {fault}. {self.expected}")
 
 
-def _records(path: Path, fields: Mapping[str, Sequence[str]], columns: Sequence[str] = ()) -> list[_Record]:
+def _records(
+    path: Path,
+    required: Mapping[str, Sequence[str]],
+    columns: Sequence[str] = (),
+    optional: Mapping[str, Sequence[str]] = {},
+) -> list[_Record]:
     """Reads lines of JSON or a table, plain or `.gz`, in UTF-8 or with a byte order mark.
 
     Lines of JSON begin with a brace. In a table, a header names the fields, in any order and with any capitals; other
@@ -255,14 +288,15 @@ def _records(path: Path, fields: Mapping[str, Sequence[str]], columns: Sequence[
 
     Args:
         path: the file.
-        fields: by the name that a reader uses, the names that a value may have in the file. The first one counts.
+        required: by the name that a reader uses, the names that a value may have in the file. The first one counts.
         columns: the columns of a table whose first line does not name the first field. Empty: it must name all.
+        optional: the same as `required` for fields that a file may lack.
 
     Raises:
         DatasetError: the file is damaged or no text, or does not have this form.
     """
-    content = _text(path)
-    names = ", ".join(" or ".join(known) for known in fields.values())
+    content, fields = _text(path), {**required, **optional}
+    names = ", ".join(" or ".join(known) for known in required.values())
     expected = f"Expected lines of JSON, or a table with a header, with the fields {names}."
     if content.lstrip().startswith("{") or ".jsonl" in path.suffixes:
         return [
@@ -278,13 +312,13 @@ def _records(path: Path, fields: Mapping[str, Sequence[str]], columns: Sequence[
         places, width = {name: columns.index(name) for name in fields}, None
     else:
         for name, place in places.items():
-            if place < 0:
+            if place < 0 and name in required:
                 fault = f"{path.name}: none of the {len(header)} columns of the first line is named {name}."
                 raise DatasetError(f"{fault} {expected}")
         rows, width = rows[1:], len(header)
     records = []
     for number, row in rows:
-        values = {name: row[place] if place < len(row) else None for name, place in places.items()}
+        values = {name: row[place] if 0 <= place < len(row) else None for name, place in places.items()}
         records.append(_Record(path.name, number, values, expected))
         if len(row) != (width or len(row)):
             raise records[-1].error(f"it does not have {width} columns like the header, but {len(row)}")

@@ -73,17 +73,18 @@ def lost_share(tokenizer: Tokenizer, languages: Sequence[str] = ()) -> float:
         languages: BCP 47 tags of the model's languages. Without a known one, all built-in texts count.
     """
     own = [TEXTS[tag] for language in languages if (tag := language.partition("-")[0]) in TEXTS]
-    return min(_lost(tokenizer, text) for text in own or TEXTS.values())
+    return min(lost(tokenizer, text) for text in own or TEXTS.values())
 
 
-def _lost(tokenizer: Tokenizer, text: str) -> float:
+def lost(tokenizer: Tokenizer, text: str) -> float:
+    """Returns the share of a text's letters that no known token covers, from 0 to 1."""
     (tokens,) = tokenizer.tokenize([text])
     known: set[int] = set()
     for number, (start, end) in zip(tokens.ids.tolist(), tokens.offsets.tolist(), strict=True):
         if number != tokenizer.unknown_id:
             known.update(range(start, end))
     letters = {index for index, character in enumerate(text) if unicodedata.category(character).startswith("L")}
-    return len(letters - known) / len(letters)
+    return len(letters - known) / max(1, len(letters))
 
 
 def difference(tokenizer: Tokenizer, directory: Path) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from swiftlet_models.artifact import CARD, MANIFEST, OPTIONAL, REQUIRED, Manifest, find_artifacts
+from swiftlet_models.artifact import CARD, MANIFEST, OPTIONAL, REQUIRED, UNLISTED, Manifest, find_artifacts
 from swiftlet_serve import engines, plugins, tasks
 from swiftlet_serve.errors import SwiftletError
 from swiftlet_serve.http import playground
@@ -139,7 +139,7 @@ def test_manifest_fields_and_files_are_those_of_an_artifact():
     document = page("artifact")
 
     assert set(first_column(document, "Field", "Type", "Meaning")) == {field.name for field in fields(Manifest)}
-    assert set(first_column(document, "File", "Content")) == {MANIFEST, *REQUIRED, *OPTIONAL}
+    assert set(first_column(document, "File", "Content")) == {MANIFEST, *REQUIRED, *OPTIONAL, *UNLISTED}
 
 
 def test_card_fields_are_those_that_commands_write():

@@ -21,7 +21,7 @@ from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.types import Batch
 from tests.support.apps import SECRET, TASKS, assert_problem, make_runtime
-from tests.support.artifacts import make_artifact
+from tests.support.artifacts import certify, make_artifact
 from tests.support.dialects import dialect_routes
 from tests.support.fakes import ManualExecutor
 
@@ -36,17 +36,20 @@ def test_app_lists_models_with_their_cards(client):
     assert listed[0]["card"] == {"data": "none", "n": 0}
     assert (listed[0]["engine"], listed[0]["runtime"]) == ("echo", "echo")
     assert [model["languages"] for model in listed] == [[], [], []]
+    assert [model["certificate"] for model in listed] == [None, None, None]
     assert [model["mask"] for model in listed] == [None, None, "[MASK]"]
 
 
 def test_app_lists_no_paths_of_the_machine_that_made_a_model(tmp_path):
     artifact = make_artifact(tmp_path, "classify")
     seal(artifact.path, artifact.manifest, {"summary": "Imported from /home/me/secret/model."})
+    certificate = certify(artifact.path)
     runtime = LocalRuntime.load(Settings(models=(str(artifact.path),), engine="echo", cores=2))
     with TestClient(create_app(runtime)) as client:
         listed = client.get("/models")
 
     assert listed.json()[0]["card"] == {"summary": "Imported from model."}
+    assert listed.json()[0]["certificate"] == certificate
     assert not any(part in listed.text for part in ("secret", str(tmp_path)))
 
 

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from swiftlet_models import artifact
 from swiftlet_models.artifact import (
+    CERTIFICATE,
     LATER,
     MANIFEST,
+    SIGNATURE,
     Artifact,
     ArtifactError,
     Decisions,
@@ -28,7 +30,7 @@ from swiftlet_models.artifact import (
     open_artifact,
     seal,
 )
-from tests.support.artifacts import make_artifact
+from tests.support.artifacts import certify, make_artifact
 
 PARTS = {
     "tokenizer.json": b'{"model": {}}',
@@ -117,6 +119,42 @@ def test_artifact_may_hold_fp32_weights(path: Path) -> None:
         open_artifact(path).file("model.safetensors")
     (path / "model.safetensors").write_bytes(b"weights")
     assert seal(path, MAIN).file("model.safetensors").read_bytes() == b"weights"
+
+
+def test_a_certificate_is_of_one_manifest(path: Path) -> None:
+    assert open_artifact(path).certificate() is None
+    document = certify(path)
+    (path / SIGNATURE).write_bytes(b"any: its key is not known here")
+    assert open_artifact(path).certificate() == document
+    assert open_artifact(path).files == [*sorted(PARTS), CERTIFICATE, SIGNATURE, MANIFEST]
+
+    edit(path, lambda manifest: manifest.update(labels=["positif", "négatif"]))
+    assert error_message(path) == (
+        "certificate.json is missing, damaged or of another artifact. Fetch the artifact again, or remove "
+        "certificate.json and certificate.sig and run swiftlet certify."
+    )
+    assert not {CERTIFICATE, SIGNATURE} & {file.name for file in seal(path, MAIN).path.iterdir()}
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"manifest": 1}', b"[" * 99, b"\xff", None])
+def test_an_unreadable_certificate_is_refused(path: Path, content: bytes | None) -> None:
+    certify(path)
+    (path / SIGNATURE).touch()
+    if content is None:
+        (path / CERTIFICATE).unlink()
+    else:
+        (path / CERTIFICATE).write_bytes(content)
+    assert error_message(path).startswith("certificate.json is missing, damaged or of another artifact.")
+
+
+def test_a_certificate_is_a_small_file_of_the_artifact(path: Path) -> None:
+    (path.parent / "elsewhere").write_text(json.dumps(certify(path)), "utf-8")
+    (path / CERTIFICATE).unlink()
+    (path / CERTIFICATE).symlink_to(path.parent / "elsewhere")
+    assert error_message(path) == "certificate.json is not a regular file of 1048576 bytes at most."
+    (path / CERTIFICATE).unlink()
+    (path / CERTIFICATE).write_bytes(b" " * (artifact.MAX_MANIFEST_BYTES + 1))
+    assert error_message(path) == "certificate.json is not a regular file of 1048576 bytes at most."
 
 
 def test_file_rejects_unlisted_name(path: Path) -> None:

@@ -22,9 +22,11 @@ from swiftlet_models.datasets import (
     Labelled,
     Named,
     Question,
+    Unlabelled,
     documents,
     labelled,
     questions,
+    unlabelled,
 )
 from tests.support.paths import DATA
 
@@ -102,6 +104,30 @@ def test_labelled_rejects_other_formats(tmp_path, content, message):
 
 def squad(*entries: dict, context: str = "Rome was not built in a day.") -> str:
     return json.dumps({"version": "x", "data": [{"title": "t", "paragraphs": [{"context": context, "qas": entries}]}]})
+
+
+def test_unlabelled_reads_texts_with_questions_or_without(tmp_path):
+    for name, content in {
+        "a.csv": 'query,text,label\nwho?,"She, of course.",\n,No,\n,  ,\n',
+        "a.jsonl": '{"context": "She, of course.", "question": "who?"}\n{"text": "No", "label": null}\n',
+    }.items():
+        (tmp_path / name).write_text(content, "utf-8")
+        assert unlabelled(tmp_path / name) == [Unlabelled("She, of course.", "who?"), Unlabelled("No")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("label,text\n1,a\n", "line 2: it has a label"),
+        ('{"text": "a", "score": 0}', "line 1: it has a label"),
+        ('{"text": "a", "question": 1}', "line 1: its question is not a text"),
+        ("words\na\n", "none of the 1 columns of the first line is named text"),
+    ],
+)
+def test_unlabelled_rejects_other_formats(tmp_path, content, message):
+    (tmp_path / "data.csv").write_text(content, "utf-8")
+    with pytest.raises(DatasetError, match=message):
+        unlabelled(tmp_path / "data.csv")
 
 
 def test_questions_reads_squad_1(tmp_path):

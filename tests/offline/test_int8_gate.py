@@ -123,10 +123,13 @@ def test_fidelity_is_1_for_equal_outputs_and_low_for_others(changes, measure):
     manifest = replace(MANIFEST, **changes)
     exact = rows(manifest.width, 3, 5 if manifest.head == "token" else 1)
 
-    assert fidelity(manifest, exact, exact) == Fidelity(measure, 1, 1, 6)
+    same = fidelity(manifest, exact, exact)
+    assert (same.measure, same.mean, same.lowest, same.n) == (measure, 1, 1, 6)
     near = fidelity(manifest, exact, [row + np.float32(0.01) * np.sign(row) for row in exact])
     assert near.sufficient
     assert LEAST[measure] < near.lowest <= near.mean < 1
+    assert near.low < near.mean < near.high <= 1
+    assert near.score.value == 100 * near.mean
     far = fidelity(manifest, exact, [-row for row in exact])
     assert not far.sufficient
     assert far.lowest <= far.mean < 0.9

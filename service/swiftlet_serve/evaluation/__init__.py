@@ -12,12 +12,16 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from swiftlet_models import metrics
+from swiftlet_models.datasets import Unlabelled
 from swiftlet_models.metrics import Score, Threshold
 from swiftlet_serve import plugins
 from swiftlet_serve.types import Task
+
+BUILT_IN: Final = Path(__file__).with_name("texts.tsv")
+"""Texts of our own, which a rounded network is compared with fp32 on: some in each of eight languages, and others."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class Evaluator(ABC):
 
     min_agreement: ClassVar[float] = 0.0
     """The agreement of int8 with fp32 that an artifact needs to be released, in percent."""
+    compared: ClassVar[str] = "answers"
+    """What agrees: whether answers are equal, or for vectors their cosine."""
     golden_inputs: ClassVar[Sequence[Any]]
     """The `inputs` of the requests whose answers an artifact records: short, long, and hard to tokenise."""
 
@@ -68,6 +74,14 @@ class Evaluator(ABC):
     def golden_bodies(self) -> list[dict[str, Any]]:
         """Returns the requests whose answers an artifact records."""
         return [{"inputs": inputs} for inputs in self.golden_inputs]
+
+    def bodies(self, texts: Sequence[Unlabelled]) -> list[dict[str, Any]]:
+        """Returns requests that are made of texts without labels, in the order of the texts."""
+        return [{"inputs": text.text} for text in texts]
+
+    def agreement(self, responses: Sequence[Any], others: Sequence[Any]) -> Score | None:
+        """Returns how often the best answers of two models to the same requests are equal; None if they are numbers."""
+        return metrics.mean([float(self.best(a) == self.best(b)) for a, b in zip(responses, others, strict=True)])
 
     def grades(self, cases: Sequence[Case], responses: Sequence[Any]) -> list[Grade]:
         """Returns the grades of all answers, in order. An evaluator may grade an answer relative to the others."""

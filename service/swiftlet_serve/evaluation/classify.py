@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from swiftlet_models import datasets, metrics
+from swiftlet_models.datasets import Unlabelled
 from swiftlet_models.metrics import Score
 from swiftlet_serve import evaluation
 from swiftlet_serve.evaluation import Case, Grade, commonest
@@ -29,11 +30,20 @@ class Evaluator(evaluation.Evaluator):
 
     def __init__(self, task: Classify):
         self._labels = task.labels
+        self._has_best = len(task.labels) > 1 and not task.is_regression
 
     def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
         for example in datasets.labelled(data, self._labels)[skip:stop]:
             if example.text.strip():
                 yield _case(example.text, self._labels[example.label])
+
+    def bodies(self, texts: Sequence[Unlabelled]) -> list[dict[str, Any]]:
+        """Returns a pair for a text with a question."""
+        pairs = ({"text": text.question, "text_pair": text.text} if text.question else text.text for text in texts)
+        return [{"inputs": inputs} for inputs in pairs]
+
+    def agreement(self, responses: Sequence[Any], others: Sequence[Any]) -> Score | None:
+        return super().agreement(responses, others) if self._has_best else None
 
     def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
         return {"always the commonest label": commonest([case.expected[0] for case in cases])}

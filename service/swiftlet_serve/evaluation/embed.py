@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from swiftlet_models import datasets, metrics
 from swiftlet_models.metrics import Score
@@ -19,7 +20,7 @@ from swiftlet_serve.tasks.embed import cosine
 class Evaluator(evaluation.Evaluator):
     """Grades a pair of texts with its share of the correlation. Skips pairs with a blank text."""
 
-    min_agreement = 99.0
+    min_agreement, compared = 99.0, "cosine"
     golden_inputs = (
         "A man is playing a guitar.",
         "no",
@@ -47,6 +48,11 @@ class Evaluator(evaluation.Evaluator):
         """Returns the mean cosine of the vectors of both texts."""
         return float(np.mean([cosine(a, b) for a, b in zip(answer, second, strict=True)]))
 
+    def agreement(self, responses: Sequence[Any], others: Sequence[Any]) -> Score | None:
+        """Returns how often the same one of the other texts is nearest to a text; None for a single text."""
+        nearest, same = (_nearest([response[0] for response in model]) for model in (responses, others))
+        return metrics.share(int((nearest == same).sum()), len(nearest)) if len(nearest) > 1 else None
+
     def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
         """Returns the score of the words that two texts share (Jaccard)."""
         words = [[set(text.lower().split()) for text in case.body["inputs"]] for case in cases]
@@ -55,6 +61,15 @@ class Evaluator(evaluation.Evaluator):
 
     def best(self, response: Any) -> str:
         return " ".join(f"{number:.3f}" for number in itertools.islice(response[0], 3))
+
+
+def _nearest(vectors: Sequence[Any]) -> NDArray[np.int64]:
+    """Returns the number of the text whose vector has the largest cosine with that of each text, (N,)."""
+    matrix = np.array(vectors, np.float64)
+    matrix /= np.maximum(np.linalg.norm(matrix, axis=1, keepdims=True), np.finfo(np.float64).tiny)
+    cosines = matrix @ matrix.T
+    np.fill_diagonal(cosines, -np.inf)
+    return np.asarray(cosines.argmax(axis=1))
 
 
 def _compared(cases: Sequence[Case], vectors: Sequence[Any]) -> tuple[list[float], list[float]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from swiftlet_models.datasets import Unlabelled
 from swiftlet_models.metrics import Score
 from swiftlet_models.tokenizer import TokenizedText
 from swiftlet_serve import evaluation
@@ -36,6 +38,12 @@ class Evaluator(evaluation.Evaluator):
     def golden_bodies(self) -> list[dict[str, Any]]:
         return [{"inputs": text.format(mask=self._task.mask)} for text in self.golden_inputs]
 
+    def bodies(self, texts: Sequence[Unlabelled]) -> list[dict[str, Any]]:
+        """Returns each text with a mask in place of the word in the middle. Leaves out texts without words."""
+        words = [(text.text, [*re.finditer(r"\w+", text.text)]) for text in texts]
+        middles = [(text, found[len(found) // 2]) for text, found in words if found]
+        return [{"inputs": text[: word.start()] + self._task.mask + text[word.end() :]} for text, word in middles]
+
     def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
         for number, text, tokens in paragraphs(data, skip, stop, self._task.tokenizer, self._task.max_tokens):
             words = _whole_words(text, tokens)
@@ -48,7 +56,8 @@ class Evaluator(evaluation.Evaluator):
         return {"always the commonest token": commonest([token for case in cases for token in case.expected])}
 
     def best(self, response: Any) -> str:
-        return str(response[0]["token_str"])
+        masks = response if isinstance(response[0], list) else [response]
+        return " ".join(tokens[0]["token_str"] for tokens in masks)
 
     def _masked(self, text: str, tokens: TokenizedText, chosen: Sequence[int]) -> str:
         """Returns a text with masks in place of these tokens."""

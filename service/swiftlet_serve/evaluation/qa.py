@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from swiftlet_models import datasets, metrics
+from swiftlet_models.datasets import Unlabelled
 from swiftlet_models.metrics import Score, Threshold
 from swiftlet_models.tokenizer import Window
 from swiftlet_serve import evaluation
@@ -45,6 +46,16 @@ class Evaluator(evaluation.Evaluator):
         questions = datasets.questions(data)[skip:stop]
         some_impossible = not all(question.answers for question in questions)
         return (_case(question, some_impossible) for question in questions)
+
+    def bodies(self, texts: Sequence[Unlabelled]) -> list[dict[str, Any]]:
+        """Returns each question with its context, and with the next one, which does not answer it."""
+        asked = [text for text in texts if text.question]
+        pairs = [
+            pair
+            for text, after in zip(asked, asked[1:] + asked[:1], strict=True)
+            for pair in ((text, text), (text, after))
+        ]
+        return [{"inputs": {"question": text.question, "context": context.text}} for text, context in pairs]
 
     def task(self, cases: Sequence[Case]) -> Any:
         return QaWithMargin(self._task.tokenizer, self._task.max_tokens) if _some_impossible(cases) else None

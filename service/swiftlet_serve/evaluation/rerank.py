@@ -8,11 +8,13 @@ from typing import Any, Final
 
 from swiftlet_models import datasets, metrics
 from swiftlet_models.bm25 import BM25
+from swiftlet_models.datasets import Unlabelled
 from swiftlet_models.metrics import Score
 from swiftlet_serve import evaluation
 from swiftlet_serve.evaluation import Case, Grade
 from swiftlet_serve.tasks.rerank import MAX_TEXTS
 
+CANDIDATES: Final = 3  # texts for a query without labels
 BEST: Final = 10  # texts that the mean reciprocal rank looks at
 
 
@@ -28,6 +30,15 @@ class Evaluator(evaluation.Evaluator):
         for query in datasets.ranked(data)[skip:stop]:
             if any(query.relevant) and len(query.texts) <= MAX_TEXTS and all(text.strip() for text in query.texts):
                 yield _case(query)
+
+    def bodies(self, texts: Sequence[Unlabelled]) -> list[dict[str, Any]]:
+        """Returns each question with the text that answers it and those after it, or each text with those after it."""
+        around = [text.text for text in (*texts, *texts[:CANDIDATES])]
+        starts = [i + (not text.question) for i, text in enumerate(texts)]
+        return [
+            {"inputs": {"query": text.question or text.text, "texts": around[start : start + CANDIDATES]}}
+            for text, start in zip(texts, starts, strict=True)
+        ]
 
     def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
         """Returns the scores of the order in the file, and of BM25 with the words of all texts."""

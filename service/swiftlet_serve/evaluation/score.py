@@ -32,6 +32,11 @@ class Evaluator(evaluation.Evaluator):
     def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
         return {"every token equally likely": metrics.mean([1 / self._task.tokenizer.vocab_size] * len(cases))}
 
+    def agreement(self, responses: Sequence[Any], others: Sequence[Any]) -> Score | None:
+        """Returns None: the answers are numbers, whose likelihoods are compared otherwise."""
+        del responses, others
+        return None
+
     def best(self, response: Any) -> str:
         return f"{response['log_likelihood']:.2f}"
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from swiftlet_models import datasets, metrics
-from swiftlet_models.datasets import DatasetError
+from swiftlet_models.datasets import DatasetError, Unlabelled
 from swiftlet_models.metrics import Score
 from swiftlet_models.probabilities import softmax
 from swiftlet_models.relations import find_relations
@@ -20,6 +20,7 @@ from swiftlet_serve.evaluation import Case, Grade
 from swiftlet_serve.tasks.zero_shot import EmbeddingZeroShot, ZeroShot, ZeroShotRequest, answer
 from swiftlet_serve.types import Row
 
+TOPICS: Final = ("technology", "the weather", "food")  # labels of texts without one
 MAX_CANDIDATES: Final = 10  # labels for one text
 
 
@@ -41,6 +42,9 @@ class Evaluator(evaluation.Evaluator):
     def golden_bodies(self) -> list[dict[str, Any]]:
         parameters = {"candidate_labels": ["technology", "the weather", "서울"]}
         return [{**body, "parameters": parameters} for body in super().golden_bodies()]
+
+    def bodies(self, texts: Sequence[Unlabelled]) -> list[dict[str, Any]]:
+        return [{"inputs": text.text, "parameters": {"candidate_labels": list(TOPICS)}} for text in texts]
 
     def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
         try:

@@ -47,6 +47,7 @@ class Evaluation:
     upper_bounds: dict[str, Threshold] = field(default_factory=dict)  # scores at the best "no answer" threshold
     agree: Callable[[Any, Any], float] = operator.eq  # how far two answers agree, from 0 to 1
     min_agreement: float = 0.0  # of int8 with fp32, in percent
+    compared: str = "answers"  # what agrees
 
     @property
     def main(self) -> Score:
@@ -82,6 +83,7 @@ def evaluate(
         upper_bounds=evaluator.upper_bounds(cases, responses),
         agree=evaluator.agree,
         min_agreement=evaluator.min_agreement,
+        compared=evaluator.compared,
     )
 
 

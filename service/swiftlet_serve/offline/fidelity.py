@@ -14,7 +14,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from swiftlet_models import metrics
 from swiftlet_models.artifact import Manifest
+from swiftlet_models.metrics import Score
 from swiftlet_models.probabilities import sigmoid, softmax
 from swiftlet_serve.tasks.classify import default_function
 from swiftlet_serve.tasks.embed import cosine
@@ -29,12 +31,19 @@ Outputs = Sequence[Output]
 
 @dataclass(frozen=True)
 class Fidelity:
-    """The fidelity of the answers to some texts: the mean and the lowest, each from 0 to 1."""
+    """The fidelity of the answers to some texts, from 0 to 1: the mean, the lowest, and the mean's 95 % interval."""
 
     measure: str
     mean: float
     lowest: float
     n: int
+    low: float = 0.0
+    high: float = 1.0
+
+    @property
+    def score(self) -> Score:
+        """The mean in percent, with its interval."""
+        return Score(100 * self.mean, 100 * self.low, 100 * self.high, self.n)
 
     @property
     def sufficient(self) -> bool:
@@ -52,7 +61,8 @@ def fidelity(manifest: Manifest, exact: Outputs, rounded: Outputs) -> Fidelity:
     kept = [_compare(manifest, measure, *outputs) for outputs in zip(exact, rounded, strict=True)]
     if not kept:
         raise ValueError("there are no sequences to compare.")
-    return Fidelity(measure, float(np.mean(kept)), float(np.min(kept)), len(kept))
+    mean = metrics.mean(kept)
+    return Fidelity(measure, float(np.mean(kept)), float(np.min(kept)), len(kept), mean.low / 100, mean.high / 100)
 
 
 def _measure(manifest: Manifest) -> str:

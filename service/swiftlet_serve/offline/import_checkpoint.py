@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.model_source import model_name
+from swiftlet_serve.offline.certificate import sha256
 from swiftlet_serve.offline.evaluate import Progress
 from swiftlet_serve.offline.release import Draft, Measure, release
 
@@ -84,6 +86,8 @@ def import_checkpoint(
             raise SetupError(f"{language!r} is not a language tag. Write one such as en, ko or zh-Hant.")
     languages = tuple(languages) or checkpoint_card.languages(directory)
     report("reading the checkpoint")
+    parts = {"": directory} | ({"base/": adapter.base} if adapter else {})
+    origin_files = ThreadPoolExecutor(1).submit(_hash, parts)  # on another core
     directory = adapter.base if adapter and not sentences.is_encoder(directory) else directory
     definition = tasks.load(task)
     head, outputs = definition.HEAD, definition.OUTPUTS
@@ -167,6 +171,7 @@ def import_checkpoint(
                 keep_fp32=keep_fp32,
                 strict=strict,
                 advice=MORE_DATA if measure else DATA,
+                source=lambda: {**converted.source, "files": origin_files.result()},
                 report=report,
                 progress=progress,
             )
@@ -176,6 +181,15 @@ def import_checkpoint(
                 "--out, or model_cache of swiftlet serve."
             ) from None
     return artifact, converted.ignored
+
+
+def _hash(parts: Mapping[str, Path]) -> dict[str, str]:
+    """Returns the SHA-256 of each file that an import reads, by its name."""
+    return {
+        f"{prefix}{file.relative_to(directory)}": sha256(file)
+        for prefix, directory in parts.items()
+        for file in convert.files(directory)
+    }
 
 
 def _configured(tokenizer: Tokenizer, special_tokens: Sequence[str], pair_separator: str | None) -> Tokenizer:

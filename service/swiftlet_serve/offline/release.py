@@ -5,6 +5,7 @@ Each step is compared with the one before. An artifact that loses too much accur
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 import time
@@ -32,17 +33,19 @@ from swiftlet_models.artifact import (
 )
 from swiftlet_models.folding import FoldingError, fold
 from swiftlet_models.graphs.ragged import in_fp32
-from swiftlet_models.parameters import ParametersError
+from swiftlet_models.operations import Operations
+from swiftlet_models.parameters import ParametersError, check_parameters, configure
 from swiftlet_models.tensors import Matrix, Weights, WeightsError, blocks, is_finite
 from swiftlet_models.tokenizer import Encoding, Tokenizer
 from swiftlet_models.weights import open_weights, save_weights
-from swiftlet_serve import evaluation, tasks
 from swiftlet_serve.engines.native import Native
 from swiftlet_serve.engines.onnx_cpu import RaggedOnnx
-from swiftlet_serve.errors import SetupError, SwiftletError
+from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.loading import LoadedModel, load_model, open_model
 from swiftlet_serve.machine.cores import usable_cores
+from swiftlet_serve.offline import certificate
 from swiftlet_serve.offline.activations import write_ranges
+from swiftlet_serve.offline.certificate import Comparison
 from swiftlet_serve.offline.environment import processor
 from swiftlet_serve.offline.evaluate import (
     Evaluation,
@@ -55,6 +58,7 @@ from swiftlet_serve.offline.evaluate import (
 )
 from swiftlet_serve.offline.fidelity import Fidelity, Outputs, fidelity
 from swiftlet_serve.offline.int8_gate import judge, loss_of
+from swiftlet_serve.offline.probe import Probe, run
 from swiftlet_serve.types import Batch, Engine
 from swiftlet_serve.workers.hosted_model import host_model
 
@@ -86,8 +90,22 @@ class Draft:
     manifest: Manifest
     card: Mapping[str, Any]
 
+    def operations(self) -> Operations:
+        """Returns the multiply-adds of the network.
+
+        Raises:
+            ReleaseError: a parameter is missing, or does not fit the configuration.
+        """
+        architecture, config, embedding = self.manifest.architecture, self.manifest.config, self.manifest.embedding
+        shapes = {name: weight.shape for name, weight in self.weights.items()}
+        try:
+            check_parameters(configure(architecture, config), shapes, embedding=embedding)
+        except ParametersError as error:
+            raise ReleaseError(f"The network cannot be served: {error}.") from None
+        return Operations.of(architecture, config, shapes, embedding)
+
     def answers(self, encodings: Sequence[Encoding]) -> Outputs:
-        """Returns the outputs of the network in fp32 for each of some sequences alone, (positions, width).
+        """Returns the outputs of the network in fp32 for each of some sequences, (positions, width).
 
         Raises:
             ReleaseError: a parameter is NaN or infinite, or missing, or the network cannot be folded.
@@ -99,7 +117,7 @@ class Draft:
             folded = fold(self.manifest.architecture, self.manifest.config, self.weights, 1, self.manifest.embedding)
         except (FoldingError, ParametersError) as error:
             raise ReleaseError(f"The network cannot be served: {error}.") from None
-        return _run_and_close(RaggedOnnx(folded, in_fp32, threads=usable_cores()), encodings)
+        return run(RaggedOnnx(folded, in_fp32, threads=usable_cores()), encodings)
 
 
 @dataclass(frozen=True)
@@ -122,6 +140,7 @@ def release(
     keep_fp32: bool = False,
     strict: bool = True,
     advice: str = "Train it longer or with other settings.",
+    source: Callable[[], Mapping[str, Any]] | None = None,
     report: Report = lambda _: None,
     progress: Progress | None = None,
 ) -> Artifact:
@@ -130,7 +149,7 @@ def release(
     The manifest has the precision to begin with. The engine that serves a rounded network on this machine decides
     whether it is good enough (`int8_gate`): the native engine, or ONNX Runtime if that cannot run. The card records the
     scores of both. Without a `measure`, the built-in texts decide. The artifact is also measured on the files in
-    `also`, which decide nothing.
+    `also`, which decide nothing. A certificate tells what was compared.
 
     Args:
         weaknesses: known errors. The card records those that the model makes.
@@ -139,6 +158,7 @@ def release(
         strict: whether to write nothing if the precision is refused. False: the next of int8, bf16 and fp32, and the
             card has the reason.
         advice: what to do if int8 or bf16 is refused, as a sentence.
+        source: returns the origin for the certificate, with the hashes of its files. Default: that of the manifest.
 
     Raises:
         ReleaseError: rounding loses too much, or the network's weights or answers are not finite.
@@ -151,14 +171,18 @@ def release(
         raise SetupError(f"The loss that is allowed must be 0 points or more, not {max_loss}. Set --max-loss.")
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".release-", dir=directory.parent) as temporary:
-        encodings = golden_encodings(draft.tokenizer, draft.manifest)
-        exact_rows = draft.answers(encodings)
+        probe = Probe.golden(draft.tokenizer, draft.manifest)
+        golden_count = len(probe.encodings)
+        if draft.manifest.precision != "fp32":
+            probe = probe.with_built_in_texts(draft.tokenizer, draft.manifest, draft.operations())
+        exact_rows = draft.answers(probe.encodings)
         if not all(np.isfinite(rows).all() for rows in exact_rows):
             raise ReleaseError(f"The network answers built-in texts with NaN or infinity. {DAMAGED}")
         exact = stage = _Stage(
             draft=draft,
-            encodings=encodings,
+            probe=probe,
             exact=exact_rows,
+            golden=golden_count,
             path=Path(temporary, "fp32"),
             manifest=replace(draft.manifest, precision="fp32", tolerance=FP32_TOLERANCE),
             measure=measure,
@@ -173,9 +197,14 @@ def release(
         for precision in LADDER[LADDER.index(draft.manifest.precision) :]:
             if precision == "fp32":
                 stage = exact
+                stage.comparisons.clear()
+                if measure and fp32:
+                    stage.comparisons.append(Comparison.of_labels(measure.data, fp32, "fp32", None))
                 if not stage.path.exists():
                     stage.write()
                     stage.record_scores()
+                elif draft.manifest.precision != "fp32":  # the card has those of the precision that was refused
+                    stage.record_latency(stage.host("onnx_cpu"))
                 break
             report(f"rounding to {precision}")
             manifest = replace(exact.manifest, precision=precision)
@@ -201,6 +230,7 @@ def release(
         if keep_fp32:
             save_weights(stage.path / SAFETENSORS, draft.weights, "fp32")
         sealed = artifacts.seal(stage.path, stage.manifest, stage.card)
+        stage.certify(sealed, source() if source else draft.manifest.source)
         if directory.exists():
             directory.rename(Path(temporary, "replaced"))
         stage.path.rename(directory)
@@ -247,36 +277,31 @@ def golden_encodings(tokenizer: Tokenizer, manifest: Manifest) -> list[Encoding]
     Raises:
         SetupError: the tokenizer or the manifest does not fit the task.
     """
-    definition = tasks.load(manifest.task)
-    try:
-        task = definition.create(tokenizer, manifest)
-        bodies = evaluation.create(manifest.task, task).golden_bodies()
-        requests = [task.Request.model_validate(body) for body in bodies]
-        return [encoding for request in requests for encoding in task.encode(request)]
-    except (SwiftletError, ValueError) as error:
-        raise SetupError(f"No golden answers can be made: {error}") from None
+    return Probe.golden(tokenizer, manifest).encodings
 
 
 @dataclass(frozen=True)
 class _Stage:
-    """An artifact in the making. `card` collects the results, and is written at the end."""
+    """An artifact in the making. `card` and `comparisons` collect the results, and are written at the end."""
 
     draft: Draft
-    encodings: Sequence[Encoding]  # of the golden inputs
+    probe: Probe  # the golden inputs, and built-in texts
     exact: Outputs  # of the network in fp32 for them
+    golden: int  # sequences of the golden inputs, the first ones
     path: Path
     manifest: Manifest
     measure: Measure | None
     report: Report
     progress: Progress | None
     card: dict[str, Any] = field(default_factory=dict)
+    comparisons: list[Comparison] = field(default_factory=list)
 
     def write(self) -> None:
         """Writes all files but the manifest. The card is empty for now."""
         self.path.mkdir()
         self.draft.tokenizer.save(self.path / TOKENIZER)
         save_weights(self.path / WEIGHTS, self.draft.weights, self.manifest.precision)
-        answers: dict[str, Any] = golden(self.encodings, self.exact)
+        answers: dict[str, Any] = golden(self.probe.encodings[: self.golden], self.exact[: self.golden])
         np.savez_compressed(self.path / GOLDEN, **answers)
         (self.path / CARD).write_text("{}\n", "utf-8")
 
@@ -332,9 +357,11 @@ class _Stage:
         if fp32 is not None and rounded is not None:
             self.card[precision] = _compare(fp32, rounded)
         else:
-            self.card[precision] = "compared with fp32 on the golden inputs only"
+            self.card[precision] = "compared with fp32 on built-in texts only"
         kept = stage.record_fidelity(stage.host_serving())
         served = stage.record_native_scores(fp32) or rounded
+        if self.measure and fp32 and served:
+            self.comparisons.append(Comparison.of_labels(self.measure.data, fp32, precision, served))
         verdict = judge(fp32, served, kept, max_loss)
         if verdict.warning:
             self.report(f"warning: {precision} {verdict.warning}")
@@ -342,6 +369,7 @@ class _Stage:
 
     def refuse(self, reason: str) -> None:
         """Records why this precision is not good enough, in place of what is true of it alone."""
+        self.comparisons.clear()
         for key in ("native", "fidelity", "activations"):
             self.card.pop(key, None)
         self.card["precision"] = reason
@@ -359,7 +387,7 @@ class _Stage:
 
     def record_latency(self, engine: Engine) -> None:
         """Records the latency and the size of the weights, and closes the engine."""
-        self.card["latency"] = _latency(engine)
+        self.card["latency"] = measure_latency(engine)
         self.card["bytes"] = (self.path / WEIGHTS).stat().st_size
         engine.close()
 
@@ -391,7 +419,7 @@ class _Stage:
             self.card["native"] = {"refused": str(error)}
             return self.host("onnx_cpu")
         if isinstance(engine, Native):  # it did not fall back to another engine
-            self.card["native"] = {"engine": engine.title, "latency": _latency(engine)}
+            self.card["native"] = {"engine": engine.title, "latency": measure_latency(engine)}
         return engine
 
     def record_native_scores(self, fp32: Evaluation | None) -> Evaluation | None:
@@ -405,9 +433,19 @@ class _Stage:
 
     def record_fidelity(self, engine: Engine) -> Fidelity:
         """Records and returns the fidelity of the answers to built-in texts, and closes the engine."""
-        kept = fidelity(self.manifest, self.exact, _run_and_close(engine, self.encodings))
-        self.card["fidelity"] = {"engine": engine.title, **asdict(kept)}
+        title, rounded = engine.title, run(engine, self.probe.encodings)
+        kept = fidelity(self.manifest, self.exact, rounded)
+        self.card["fidelity"] = {"engine": title, **asdict(kept)}
+        answers = self.probe.agreement(self.exact, rounded) if math.isfinite(kept.mean) else None
+        self.comparisons.append(Comparison.of_texts(None, len(self.probe.requests), kept, answers))
         return kept
+
+    def certify(self, sealed: Artifact, source: Mapping[str, Any]) -> None:
+        """Writes the certificate."""
+        native = self.card.get("native", {})
+        latencies = {"onnx_cpu": self.card["latency"]} | ({"native": native["latency"]} if self.runs_native else {})
+        engine = native.get("engine", "onnx_cpu")
+        certificate.write(sealed, source, engine, latencies, self.comparisons)
 
     @property
     def runs_native(self) -> bool:
@@ -437,21 +475,13 @@ def find_errors(model: LoadedModel, weaknesses: Sequence[Weakness], report: Repo
     return errors
 
 
-def _run_and_close(engine: Engine, encodings: Sequence[Encoding]) -> Outputs:
-    """Returns the outputs for each sequence alone, all of them and not only the top k. Then closes the engine."""
-    whole = [Encoding(text.input_ids, text.token_type_ids, text.focus) for text in encodings]
-    rows = [engine.run(Batch.of([text]))[0] for text in whole]
-    engine.close()
-    return rows
-
-
 def _compare(fp32: Evaluation, rounded: Evaluation) -> dict[str, Any]:
     """Returns the loss of rounding in points, its interval and the agreement with fp32, as recorded in the card."""
     loss = loss_of(fp32, rounded)
     return {"loss": loss.value, "low": loss.low, "high": loss.high, "agreement": asdict(agreement(fp32, rounded))}
 
 
-def _latency(engine: Engine, tokens: int = 32, calls: int = 10) -> dict[str, Any]:
+def measure_latency(engine: Engine, tokens: int = 32, calls: int = 10) -> dict[str, Any]:
     """Measures the median latency of one sequence, in milliseconds, and names the processor."""
     ids = np.full(tokens, 5, np.int64)
     batch = Batch.of([Encoding(ids, np.zeros_like(ids), np.zeros(1, np.int64))])

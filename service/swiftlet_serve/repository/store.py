@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from swiftlet_models.artifact import MANIFEST, NAME, OPTIONAL, REQUIRED, Artifact
+from swiftlet_models.artifact import MANIFEST, NAME, OPTIONAL, REQUIRED, UNLISTED, Artifact
 from swiftlet_serve import extras
 from swiftlet_serve.errors import SetupError
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 DESIRED: Final = "desired.json"
 VERSION: Final = re.compile(r"[1-9][0-9]{0,8}")
-FILES: Final = sorted(REQUIRED | OPTIONAL)
+FILES: Final = sorted({*REQUIRED, *OPTIONAL, *UNLISTED})
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -132,7 +132,7 @@ class DirectoryStore:
             with tempfile.TemporaryDirectory(prefix=".push-", dir=model) as temporary:
                 new = Path(temporary) / "new"
                 new.mkdir()
-                for name in [*artifact.manifest.files, MANIFEST]:
+                for name in artifact.files:
                     shutil.copyfile(artifact.path / name, new / name)
                     _sync(new / name)
                 _sync(new)
@@ -211,7 +211,7 @@ class RemoteStore:
         folder = f"{self._root}/{artifact.manifest.name}/{version}"
         try:
             self._fs.makedirs(folder, exist_ok=True)
-            for name in [*artifact.manifest.files, MANIFEST]:
+            for name in artifact.files:
                 self._fs.put_file(str(artifact.path / name), f"{folder}/{name}")
         except Exception as error:  # as above
             raise _unreachable(error) from error

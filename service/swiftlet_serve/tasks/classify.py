@@ -106,6 +106,7 @@ class Classify:
         self.tokenizer = tokenizer
         self.max_tokens = manifest.max_tokens
         self.labels = manifest.labels
+        self.is_regression = manifest.problem == "regression"
         self._default = default_function(manifest.problem, len(manifest.labels))
         self._read_last_token = tasks.is_causal(manifest)
 

@@ -50,6 +50,13 @@ class ModelInfo(BaseModel):
     ]
     mask: Annotated[str | None, Field(description="Mask token of a fill-mask model; null for other tasks.")]
     card: Annotated[dict[str, Any], Field(description="Model card: sources, data, scores and speed.")]
+    certificate: Annotated[
+        dict[str, Any] | None,
+        Field(
+            description="Certificate: the files of the source, and how the model's answers agree with those of its "
+            "network in fp32; null for a model without one."
+        ),
+    ]
     versions: Annotated[
         list[VersionInfo],
         Field(description="Versions of the model in the model repository; empty for a model that is from none."),
@@ -81,6 +88,7 @@ def describe(pipeline: Pipeline, default: bool, runtime: str, versions: Sequence
         languages=list(manifest.languages),
         mask=getattr(pipeline.model.task, "mask", None),
         card=pipeline.model.artifact.public_card(),
+        certificate=pipeline.model.artifact.certificate(),
         versions=[
             VersionInfo(
                 version=version.version,

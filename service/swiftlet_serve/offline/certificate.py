@@ -1,0 +1,206 @@
+"""The certificate of an artifact: where it comes from, and how its answers agree with those of its network in fp32.
+
+`certificate.json` lies beside the manifest and holds its hash. `certificate.sig` is the Ed25519 signature of its bytes,
+as `openssl pkeyutl -rawin` makes and verifies it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from swiftlet_models.artifact import CERTIFICATE, MANIFEST, SIGNATURE, Artifact
+from swiftlet_models.metrics import Score
+from swiftlet_serve import build_info, evaluation, extras
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.machine.cores import usable_cores
+from swiftlet_serve.offline.environment import processor
+from swiftlet_serve.offline.evaluate import Evaluation, agreement, summary
+from swiftlet_serve.offline.fidelity import Fidelity
+from swiftlet_serve.offline.int8_gate import loss_of
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+FORMAT: Final = 1
+BUILT_IN: Final = "built-in texts"
+NEW_KEY: Final = "Make one with openssl genpkey -algorithm ed25519 -out key.pem, and its public key with openssl pkey."
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What some texts tell about a network."""
+
+    texts: str  # the name of a file, or BUILT_IN
+    sha256: str  # of the file
+    n: int  # requests
+    agreement: Mapping[str, Score]  # with fp32, by what agrees; empty for fp32
+    scores: Mapping[str, Any] = field(default_factory=dict)  # by precision, if the file has labels
+    loss: Score | None = None  # of the first score, in points
+
+    @classmethod
+    def of_texts(cls, data: Path | None, n: int, kept: Fidelity, answers: Score | None) -> Comparison:
+        """Returns what texts without labels tell. Without a file, they are the built-in ones."""
+        same = {} if answers is None else {"answers": answers}
+        return cls(
+            data.name if data else BUILT_IN, sha256(data or evaluation.BUILT_IN), n, {kept.measure: kept.score} | same
+        )
+
+    @classmethod
+    def of_labels(cls, data: Path, fp32: Evaluation, precision: str, served: Evaluation | None) -> Comparison:
+        """Returns what a file with labels tells. `served` is None for a network that is served in fp32."""
+        scores, n = {"fp32": summary(fp32)["scores"]}, len(fp32.answers)
+        if served is None:
+            return cls(data.name, sha256(data), n, {}, scores)
+        same = {fp32.compared: agreement(fp32, served)}
+        scores[precision] = summary(served)["scores"]
+        return cls(data.name, sha256(data), n, same, scores, loss_of(fp32, served))
+
+
+def write(
+    artifact: Artifact,
+    source: Mapping[str, Any],
+    engine: str,
+    latencies: Mapping[str, Mapping[str, Any]],
+    comparisons: Sequence[Comparison],
+) -> None:
+    """Writes the certificate of an artifact. A signature that is there is removed.
+
+    Args:
+        artifact: the artifact.
+        source: the origin of its network, with the hashes of its files.
+        engine: the title of the engine that was compared.
+        latencies: the latency of a sequence on one core by engine, as the card records it.
+        comparisons: what was compared.
+
+    Raises:
+        SetupError: the directory cannot be written.
+    """
+    manifest = artifact.manifest
+    document = {
+        "format": FORMAT,
+        "manifest": sha256(artifact.path / MANIFEST),
+        "model": {"name": manifest.name, "version": manifest.version, "task": manifest.task},
+        "source": source,
+        "swiftlet": build_info.version(),
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "machine": {"processor": processor(), "cores": usable_cores()},
+        "engine": engine,
+        "precision": manifest.precision,
+        "weights_bytes": manifest.files[artifact.weights.name].size,
+        "latency": {
+            engine: {"tokens": latency["tokens"], "cores": 1, "milliseconds": latency["milliseconds"]}
+            for engine, latency in latencies.items()
+        },
+        "comparisons": [asdict(comparison) for comparison in comparisons],
+    }
+    content = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    _replace(artifact.path, CERTIFICATE, content.encode())
+
+
+def comparisons(artifact: Artifact) -> list[Comparison]:
+    """Returns what the certificate of an artifact tells; nothing without one.
+
+    Raises:
+        SetupError: the certificate has another form.
+    """
+    document = artifact.certificate()
+    try:
+        return [] if document is None else TypeAdapter(list[Comparison]).validate_python(document["comparisons"])
+    except (KeyError, ValidationError):
+        raise SetupError(
+            f"{artifact.path.name}: {CERTIFICATE} has another form than this version of Swiftlet writes. Remove it and "
+            f"{SIGNATURE}, and run swiftlet certify {artifact.path}."
+        ) from None
+
+
+def sha256(file: Path) -> str:
+    """Returns the SHA-256 of a file's content, in hexadecimal digits."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def signing_key(file: Path) -> Ed25519PrivateKey:
+    """Reads a private key in PEM.
+
+    Raises:
+        SetupError: the file is not readable or no Ed25519 key, or the package cryptography is not installed.
+    """
+    extras.require("sign")
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    key = _load(file, lambda content: load_pem_private_key(content, None))
+    if not isinstance(key, Ed25519PrivateKey):
+        raise SetupError(f"{file} is not a private Ed25519 key. {NEW_KEY}")
+    return key
+
+
+def sign(path: Path, key: Ed25519PrivateKey) -> None:
+    """Signs the certificate of the artifact in `path`.
+
+    Raises:
+        SetupError: the directory cannot be written.
+    """
+    _replace(path, SIGNATURE, key.sign((path / CERTIFICATE).read_bytes()))
+
+
+def check_signature(path: Path, key: Path) -> None:
+    """Checks that the owner of a public key, in PEM, signed the certificate of the artifact in `path`.
+
+    Raises:
+        SetupError: the artifact has no signature, or one of another key or another certificate, the key is not readable
+            or no Ed25519 key, or the package cryptography is not installed.
+    """
+    extras.require("sign")
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    public = _load(key, load_pem_public_key)
+    if not isinstance(public, Ed25519PublicKey):
+        raise SetupError(f"{key} is not a public Ed25519 key. {NEW_KEY}")
+    if not (path / SIGNATURE).is_file():
+        raise SetupError(f"{path.name} is not signed. Sign it with swiftlet certify {path} --sign-key KEY.")
+    try:
+        public.verify((path / SIGNATURE).read_bytes(), (path / CERTIFICATE).read_bytes())
+    except InvalidSignature:
+        raise SetupError(
+            f"{path.name}: the owner of {key} did not sign this certificate. Fetch the artifact again from its source, "
+            "or name the key of its signer."
+        ) from None
+
+
+def _load(key: Path, load: Callable[[bytes], object]) -> object:
+    try:
+        return load(key.read_bytes())
+    except TypeError:
+        raise SetupError(f"{key} is encrypted. Decrypt it with openssl pkey -in {key} -out plain.pem.") from None
+    except Exception as error:  # of the file, or of any kind from the library
+        reason = error.strerror if isinstance(error, OSError) else "it is no key in PEM"
+        raise SetupError(f"The key {key} cannot be read: {reason}. {NEW_KEY}") from None
+
+
+def _replace(path: Path, name: str, content: bytes) -> None:
+    """Writes a file of an artifact as a whole, and removes an earlier signature.
+
+    The temporary file lies beside the artifact, which must not hold other files.
+    """
+    try:
+        (path / SIGNATURE).unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".certify-", dir=path.parent) as temporary:
+            new = Path(temporary, name)
+            new.write_bytes(content)
+            new.rename(path / name)
+    except OSError as error:
+        raise SetupError(
+            f"The certificate cannot be written to {path}: {error.strerror}. Copy the artifact, and certify the copy."
+        ) from None

@@ -1,0 +1,154 @@
+"""Certifies an artifact: compares its answers with those of its network in fp32, on built-in texts or on a file."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from swiftlet_models import convert
+from swiftlet_models import sentence_transformers as sentences
+from swiftlet_models.artifact import GOLDEN, SAFETENSORS, TOKENIZER, WEIGHTS, Artifact, ArtifactError, seal
+from swiftlet_models.datasets import DatasetError
+from swiftlet_models.operations import Operations
+from swiftlet_models.weights import open_weights
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.inference.loading import LoadedModel, load_model
+from swiftlet_serve.inference.model_source import ModelSource
+from swiftlet_serve.offline import certificate
+from swiftlet_serve.offline.certificate import Comparison
+from swiftlet_serve.offline.evaluate import Progress, evaluate
+from swiftlet_serve.offline.fidelity import fidelity
+from swiftlet_serve.offline.import_checkpoint import import_checkpoint
+from swiftlet_serve.offline.probe import Probe, run
+from swiftlet_serve.offline.release import FP32_TOLERANCE, MAX_LOSS, Measure, measure_latency
+
+Report = Callable[[str], None]
+
+
+def certify(
+    path: Path,
+    checkpoint: ModelSource | None,
+    measure: Measure | None,
+    *,
+    engine: str,
+    report: Report,
+    progress: Progress | None = None,
+) -> None:
+    """Writes the certificate of the artifact in `path`. What one that is there says of other texts stays.
+
+    Args:
+        path: the artifact.
+        checkpoint: what the artifact was made of. None: its manifest tells, or it holds its weights in fp32.
+        measure: a data file, with labels or without. None: the built-in texts.
+        engine: the name of the engine whose answers are compared.
+        report: called with a line about each step.
+        progress: called with the number of finished requests and their total.
+
+    Raises:
+        ArtifactError: the artifact is invalid, or the engine does not reproduce its golden answers.
+        ConversionError, SetupError: there are no weights in fp32, they are of another network, or the certificate
+            cannot be written.
+        DatasetError: the file cannot be read for the model's task.
+    """
+    served = load_model(path, engine)
+    artifact, title = served.artifact, served.engine.title
+    before = certificate.comparisons(artifact)
+    latency = {engine: measure_latency(served.engine)}
+    if engine != "onnx_cpu":
+        other = load_model(path, "onnx_cpu").engine
+        latency["onnx_cpu"] = measure_latency(other)
+        other.close()
+    with tempfile.TemporaryDirectory(prefix="swiftlet-certify-") as temporary:
+        exact, source = _in_fp32(artifact, checkpoint, Path(temporary), report)
+        comparison = _compare(exact, served, measure, report, progress)
+    others = [known for known in before if known.texts != comparison.texts]
+    source = source or (artifact.certificate() or {}).get("source", artifact.manifest.source)
+    certificate.write(artifact, source, title, latency, [*others, comparison])
+
+
+def _in_fp32(
+    artifact: Artifact, checkpoint: ModelSource | None, temporary: Path, report: Report
+) -> tuple[LoadedModel, Mapping[str, Any] | None]:
+    """Returns the artifact's network in fp32, and what is known of its source if that was read."""
+    manifest, source = artifact.manifest, None
+    if manifest.precision == "fp32":
+        return load_model(artifact.path, "onnx_cpu"), None
+    weights = artifact.path / SAFETENSORS
+    if SAFETENSORS not in manifest.files:
+        checkpoint = checkpoint or _origin(artifact)
+        report(f"importing {checkpoint.source} in fp32")
+        embedding, (directory, _) = manifest.embedding, convert.locate(checkpoint.source, checkpoint.revision)
+        imported, _ = import_checkpoint(
+            checkpoint.source,
+            manifest.task,
+            temporary,
+            name=manifest.name,
+            revision=checkpoint.revision,
+            precision="fp32",
+            max_loss=MAX_LOSS,
+            pooling=embedding.pooling if embedding and not sentences.is_encoder(directory) else None,
+            accept_tokenizer=True,  # that of the artifact is used
+            special_tokens=manifest.reading.special_tokens,
+            pair_separator="",
+            report=lambda _: None,
+        )
+        source, weights = (imported.certificate() or {})["source"], imported.weights
+    exact = temporary / "exact" / manifest.name
+    exact.mkdir(parents=True)
+    for name, file in ((TOKENIZER, artifact.path / TOKENIZER), (GOLDEN, artifact.path / GOLDEN), (WEIGHTS, weights)):
+        shutil.copyfile(file, exact / name)
+    seal(exact, replace(manifest, precision="fp32", tolerance=FP32_TOLERANCE), card={})
+    try:
+        return load_model(exact, "onnx_cpu"), source
+    except ArtifactError:
+        raise SetupError(
+            f"The weights in fp32 do not give the golden answers of {manifest.name}, so it was made of others. Name "
+            "the checkpoint that it was made of with --source."
+        ) from None
+
+
+def _origin(artifact: Artifact) -> ModelSource:
+    origin = artifact.manifest.source
+    if isinstance(hub := origin.get("hub"), str):
+        return ModelSource(hub, origin.get("revision"))
+    raise SetupError(
+        f"{artifact.manifest.name} holds no weights in fp32 to compare with. Name the checkpoint that it was made of: "
+        f"swiftlet certify {artifact.path} --source DIRECTORY"
+    )
+
+
+def _compare(
+    exact: LoadedModel, served: LoadedModel, measure: Measure | None, report: Report, progress: Progress | None
+) -> Comparison:
+    """Compares the answers of two models, and closes both."""
+    manifest = served.manifest
+    probe = Probe.golden(served.tokenizer, manifest)
+    if measure is None:
+        report("comparing with fp32 on the built-in texts")
+        with open_weights(exact.artifact.weights) as weights:
+            shapes = {name: weight.shape for name, weight in weights.items()}
+        operations = Operations.of(manifest.architecture, manifest.config, shapes, manifest.embedding)
+        probe = probe.with_built_in_texts(served.tokenizer, manifest, operations)
+    else:
+        data = measure.data
+        report(f"comparing with fp32 on {data.name}")
+        try:
+            fp32, other = (
+                evaluate(model, data, limit=measure.limit, skip=measure.skip, progress=progress)
+                for model in (exact, served)
+            )
+            return Comparison.of_labels(data, fp32, manifest.precision, other)
+        except DatasetError as error:
+            try:
+                probe = probe.of_file(data, measure.skip, measure.limit)
+            except DatasetError:
+                raise error from None
+    rows, others = (run(model.engine, probe.encodings) for model in (exact, served))
+    kept = fidelity(manifest, rows, others)
+    return Comparison.of_texts(
+        measure.data if measure else None, len(probe.requests), kept, probe.agreement(rows, others)
+    )
