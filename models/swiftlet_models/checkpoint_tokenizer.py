@@ -1,7 +1,8 @@
 """Reads the tokenizer of a transformers checkpoint as a tokenizer of the `tokenizers` library.
 
 Ids and offsets equal `AutoTokenizer`'s in transformers 4.57.1 (`convert_slow_tokenizer.py`: `BertConverter`,
-`AlbertConverter`, `MPNetConverter`, `RobertaConverter`, `GPT2Converter`, `XLMRobertaConverter`, `CamembertConverter`).
+`AlbertConverter`, `MPNetConverter`, `RobertaConverter`, `GPT2Converter`, `XLMRobertaConverter`, `CamembertConverter`,
+`DebertaV2Converter`).
 A class that is not reproduced exactly is refused by its name.
 """
 
@@ -39,6 +40,7 @@ _ROBERTA: Final = {
 }
 _MPNET: Final = _ROBERTA | {"unk": "[UNK]"}
 _ALBERT: Final = _BERT | {"bos": "[CLS]", "eos": "[SEP]", "unk": "<unk>", "pad": "<pad>"}
+_DEBERTA: Final = _BERT | {"bos": "[CLS]", "eos": "[SEP]"}
 _GPT2: Final = dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>")
 _AS_WRITTEN: Final = {"normalized": False}
 _CAMEMBERT_MORE: Final = ("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED")
@@ -50,7 +52,6 @@ _FILE_ONLY: Final = frozenset(
             "Bart",
             "BigBird",
             "ConvBert",
-            "DebertaV2",
             "DPRContextEncoder",
             "DPRQuestionEncoder",
             "DPRReader",
@@ -71,6 +72,7 @@ _MODEL_TYPES: Final = {
     "albert": "Albert",
     "bert": "Bert",
     "camembert": "Camembert",
+    "deberta-v2": "DebertaV2",
     "distilbert": "DistilBert",
     "electra": "Electra",
     "gpt2": "GPT2",
@@ -500,6 +502,42 @@ def _from_sentencepiece(source: _Source) -> tokenizers.Tokenizer:
     return tokenizer
 
 
+def _from_deberta(source: _Source) -> tokenizers.Tokenizer:
+    """Reads a SentencePiece unigram model. Equals `DebertaV2Converter` of transformers 4.57.1."""
+    proto = _read_unigram(source.path)
+    pieces = [(piece.piece, piece.score) for piece in proto.pieces]
+    ids = {piece: index for index, (piece, _) in enumerate(pieces)}
+    (cls, first), (sep, last) = source.special("cls", ids), source.special("sep", ids)
+    charsmap = proto.normalizer_spec.precompiled_charsmap
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, proto.trainer_spec.unk_id))
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            *([normalizers.Lowercase()] if source.option("do_lower_case", False) else []),
+            normalizers.Strip(),
+            *([normalizers.Precompiled(charsmap)] if charsmap else []),
+            normalizers.Replace(Regex(" {2,}"), " "),
+        ]
+    )
+    split = [pre_tokenizers.Punctuation("isolated")] if source.option("split_by_punct", False) else []
+    words = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*split, words])
+    tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        special_tokens=[(cls, first), (sep, last)],
+    )
+    control, user_defined = proto.SentencePiece.CONTROL, proto.SentencePiece.USER_DEFINED
+    tokenizer.add_tokens(
+        [
+            AddedToken(piece.piece, normalized=False, special=piece.type == control)
+            for piece in proto.pieces
+            if piece.type in (control, user_defined)
+        ]
+    )
+    return tokenizer
+
+
 def _albert_score(piece: str, score: float) -> float:
     """Penalises pieces such as `9,`, because ALBERT separates a number from the comma after it."""
     return score - 100 if len(piece) > 1 and piece[-1] == "," and piece[-2].isdigit() else score
@@ -540,6 +578,7 @@ CLASSES: Final[Mapping[str, _Class]] = {
     "MobileBert": _Class("vocab.txt", _from_vocab, _BERT),
     "MPNet": _Class("vocab.txt", _from_mpnet_vocab, _MPNET, _SPACE_BEFORE),
     "Albert": _Class("spiece.model", _from_sentencepiece, _ALBERT, _SPACE_BEFORE),
+    "DebertaV2": _Class("spm.model", _from_deberta, _DEBERTA),
     "Roberta": _Class("vocab.json", _from_roberta, _ROBERTA, _SPACE_BEFORE),
     "GPT2": _Class("vocab.json", _from_gpt2, _GPT2),
     "XLMRoberta": _Class("sentencepiece.bpe.model", _from_fairseq, _ROBERTA, _SPACE_BEFORE | {"normalized": True}),

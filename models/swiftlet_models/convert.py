@@ -29,6 +29,7 @@ TOKENIZER_FILES: Final = (
     "tokenizer_config.json",
     "vocab.txt",
     "spiece.model",
+    "spm.model",
     "vocab.json",
     "merges.txt",
     "sentencepiece.bpe.model",

@@ -5,6 +5,8 @@ The reference computes each sequence alone, as the engines do.
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +17,9 @@ from torch import Tensor
 
 from swiftlet_models.architectures.traits import RelativeTraits
 from swiftlet_models.checkpoint_tensors import ConversionError
+from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_models.tokenizer_check import difference
+from tests.goldens import cases
 from tests.support.checkpoints import (
     AUTO,
     HEADS,
@@ -133,3 +138,44 @@ def test_other_forms_are_refused(tmp_path: Path, changes: dict[str, Any], reason
     edit(tmp_path / "config.json", **changes)
     with pytest.raises(ConversionError, match=reason):
         convert(tmp_path, *HEADS["classify"])
+
+
+# The ids of transformers 4.57.1 for texts: with a ligature, in capitals, with punctuation, with blanks, in Korean.
+READ: Final = ("ﬁne ①②", "HELLO World!!", "A.B,C;D", "  two  spaces ", "언제 시장에 갔어? 👍🏽")
+IDS: Final[dict[str, list[list[int]]]] = {
+    "": [
+        [2, 274, 18, 13, 1, 3],
+        [2, 291, 1, 408, 408, 411, 86, 107, 113, 312, 312, 3],
+        [2, 78, 9, 13, 1, 16, 409, 124, 1, 3],
+        [2, 141, 28, 13, 14, 285, 164, 36, 3],
+        [2, 13, 1, 385, 195, 13, 365, 378, 1, 13, 392, 1, 3],
+    ],
+    "do_lower_case": [
+        [2, 274, 18, 13, 1, 3],
+        [2, 13, 104, 165, 28, 177, 27, 113, 312, 312, 3],
+        [2, 22, 9, 30, 16, 164, 124, 23, 3],
+        [2, 141, 28, 13, 14, 285, 164, 36, 3],
+        [2, 13, 1, 385, 195, 13, 365, 378, 1, 13, 392, 1, 3],
+    ],
+    "split_by_punct": [
+        [2, 274, 18, 13, 1, 3],
+        [2, 291, 1, 408, 408, 411, 86, 107, 113, 13, 312, 13, 312, 3],
+        [2, 78, 9, 13, 1, 13, 16, 178, 13, 124, 13, 1, 3],
+        [2, 141, 28, 13, 14, 285, 164, 36, 3],
+        [2, 13, 1, 385, 195, 13, 365, 378, 13, 1, 13, 392, 1, 3],
+    ],
+}
+
+
+@pytest.mark.parametrize("option", IDS)
+def test_vocabulary_without_tokenizer_json_is_read_as_by_transformers(tmp_path: Path, option: str) -> None:
+    """Version 5 normalises otherwise, so that its ids are compared for other texts."""
+    shutil.copy(cases.HERE / "spiece.model", tmp_path / "spm.model")
+    config = {"tokenizer_class": "DebertaV2Tokenizer"} | ({option: True} if option else {})
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    (pair,) = tokenizer.encode([("a b", "c")], 100)
+
+    assert [encoding.input_ids.tolist() for encoding in tokenizer.encode(READ, 100)] == IDS[option]
+    assert pair.token_type_ids.tolist() == [0] * (len(pair.input_ids) - 2) + [1] * 2
+    assert difference(tokenizer, tmp_path) is None
