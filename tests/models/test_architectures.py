@@ -86,7 +86,7 @@ def test_variants_compute_the_rows_of_transformers(name: str, task: Task, dtype:
 
 @pytest.mark.parametrize("name", FEW_LAYERS)
 def test_released_shapes_compute_the_rows_of_transformers(name: str) -> None:
-    """Full widths and vocabularies up to 512 tokens, with few layers to save time. The variants have the other heads."""
+    """Full widths and vocabularies up to 512 tokens, with few layers to save time. The variants have all heads."""
     model = reference(RELEASED[name], "fill-mask", num_hidden_layers=FEW_LAYERS[name])
     assert_parity(model, "fill-mask", [512], [130, 1])
 

@@ -35,7 +35,6 @@ from tests.support.articles_read import lineage, read_counts, readings
 from tests.support.sentence_checkpoints import make_sentence_encoder
 from tests.support.training import BODIES, SILENT, WORDS, answer_requests, teacher_package
 
-
 SHIPPED = {path.stem: load_recipe(str(path)) for path in sorted(RECIPES.glob("*.toml"))}
 
 
