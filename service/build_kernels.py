@@ -2,8 +2,9 @@
 
     python service/build_kernels.py [DIRECTORY]
 
-CXX names the C++ compiler. A kernel that does not compile, as without a compiler, is left out, and the engine does
-without it. The libraries do not use Python's C API, so one wheel serves every Python.
+CXX names the C++ compiler, and CXXFLAGS has further options for it. A kernel that does not compile, as without a
+compiler, is left out, and the engine does without it. The libraries do not use Python's C API, so one wheel serves
+every Python.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def _compile(kernel: str, options: Sequence[str], directory: Path) -> str | None
     """Compiles a kernel, and returns the reason if that fails. Processes that have loaded the old library keep it."""
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     part, library = directory / f"{kernel}.part", directory / f"{kernel}.so"
-    command = [*compiler, *COMMON, *options, str(SOURCES / f"{kernel}.cpp"), "-o", str(part)]
+    options = (*COMMON, *options, *shlex.split(os.environ.get("CXXFLAGS", "")))
+    command = [*compiler, *options, str(SOURCES / f"{kernel}.cpp"), "-o", str(part)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     except OSError as error:

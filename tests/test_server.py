@@ -206,10 +206,10 @@ def test_pid_1_of_a_container_stops_while_it_loads(tmp_path):
         "--api-keys-file",
         str(keys),
     ]
-    with subprocess.Popen(command, cwd=ROOT) as process, keys.open("w"):  # returns once the server reads the file
+    with subprocess.Popen(command, cwd=ROOT) as process, keys.open("w") as writer:  # the server reads it
         (server,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(server), signal.SIGTERM)
-
+        writer.close()  # ends a read that began just after the signal, which Python would handle once it returns
         assert process.wait(PATIENCE_S) == 0
 
 

@@ -30,7 +30,7 @@ from swiftlet_serve.http.app import create_app
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.telemetry.prometheus import PREFIX
-from tests.support.alert_timeline import Scrape, Timeline
+from tests.support.alert_timeline import RULE_TESTS_ENVIRONMENT, Scrape, Timeline
 from tests.support.engines import TEST_ENGINES
 from tests.support.fakes import PATIENCE_S
 from tests.support.paths import ROOT, TESTS
@@ -71,7 +71,8 @@ def test_configuration_and_rules_are_valid():
 def test_alerts_fire_at_the_expected_times():
     """promtool evaluates the cases of alerts.yml in real time, without waiting."""
     table = TESTS / "alerts.yml"
-    done = subprocess.run(["promtool", "test", "rules", table], capture_output=True, text=True, timeout=120)
+    command = ["promtool", "test", "rules", table]
+    done = subprocess.run(command, env=RULE_TESTS_ENVIRONMENT, capture_output=True, text=True, timeout=120)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert set(re.findall(r"labels: 'ALERTS{alertname=\"(\w+)\"", table.read_text())) == ALERTS

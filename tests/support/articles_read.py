@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 import sys
+from functools import cache
 from itertools import product
 from typing import Final, NamedTuple
 
@@ -88,6 +89,7 @@ def count_articles(reading: Reading) -> int:
     return sys.maxsize
 
 
+@cache
 def _hash(model: str) -> str:
     tokens = Tokenizer.load(BUNDLED / model / TOKENIZER).tokens
     return hashlib.sha256("\n".join(tokens).encode()).hexdigest()[:16]

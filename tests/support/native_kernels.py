@@ -61,16 +61,9 @@ class Pair(NamedTuple):
 
 
 def kernels(kernel: str, directory: Path) -> Library:
-    """Returns compiled kernels that this CPU can run, or else emulated ones.
-
-    The kernels that serve on this CPU are emulated, too, because other tests run the compiled ones.
-    """
-    serving = native.best()
-    if serving is None or kernel != serving.kernel:
-        library = native._library(kernel)
-        if library is not None and library.supported:
-            return library
-    return emulated(kernel, directory)
+    """Returns compiled kernels that this CPU can run, or else emulated ones."""
+    library = native._library(kernel)
+    return library if library is not None and library.supported else emulated(kernel, directory)
 
 
 def emulated(kernel: str, directory: Path) -> Library:

@@ -89,6 +89,16 @@ NETWORKS: Final[tuple[tuple[str, Task], ...]] = (
     ("gpt2", "qa"),
     ("gpt2", "score"),
 )
+# The architectures of the benchmark, which alone exports. A trace takes seconds.
+EXPORTED: Final[tuple[tuple[str, Task], ...]] = (
+    ("albert", "classify"),
+    ("mobilebert", "qa"),
+    ("mobilebert", "fill-mask"),
+    ("bert", "qa"),
+    ("roberta", "qa"),
+    ("distilbert", "classify"),
+    ("mpnet", "fill-mask"),
+)
 
 
 @cache

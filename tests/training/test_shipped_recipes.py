@@ -35,10 +35,12 @@ from tests.support.articles_read import lineage, read_counts, readings
 from tests.support.sentence_checkpoints import make_sentence_encoder
 from tests.support.training import BODIES, SILENT, WORDS, answer_requests, teacher_package
 
+SHIPPED = {path.stem: load_recipe(str(path)) for path in sorted(RECIPES.glob("*.toml"))}
 
-@pytest.fixture(params=sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+
+@pytest.fixture(params=SHIPPED)
 def shipped(request) -> Recipe:
-    return load_recipe(str(request.param))
+    return SHIPPED[request.param]
 
 
 # The evaluation files of ../shared/data.
@@ -132,9 +134,6 @@ TEACHER = "tiny_teacher_of_the_recipes"
 NARROW = {"embedding_size": 16, "hidden_size": 32, "intra_bottleneck_size": 16, "intermediate_size": 64}
 NARROW |= {"num_attention_heads": 4, "num_hidden_layers": 1, "num_hidden_groups": 1, "num_feedforward_networks": 1}
 NARROW |= {"n_embd": 32, "n_head": 4, "n_layer": 1, "n_positions": 128}  # GPT-2's
-
-
-SHIPPED = {path.stem: load_recipe(str(path)) for path in sorted(RECIPES.glob("*.toml"))}
 
 
 # Recipes with a teacher model come last, because another recipe makes it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
@@ -98,10 +99,15 @@ def _build(kind: type[Any], name: str, table: Mapping[str, Any]) -> Any:
         raise RecipeError(f"{name}: {error}") from None
 
 
+@cache
+def _adapter(wanted: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(wanted)
+
+
 def _check_type(key: str, value: Any, wanted: Any) -> None:
     """Raises RecipeError if a value is not of the type of its field. The choices of a `Literal` are checked later."""
     try:
-        TypeAdapter(wanted).validate_python(value, strict=True)
+        _adapter(wanted).validate_python(value, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         if first["type"] in TYPES:

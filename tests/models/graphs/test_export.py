@@ -18,7 +18,7 @@ from swiftlet_models.heads import Model
 from swiftlet_models.tokenizer import Encoding
 from tests.support.checkpoints import our_rows, relative_error
 from tests.support.graph_cache import cached, structure
-from tests.support.networks import NETWORKS, batch, graph, network, run
+from tests.support.networks import EXPORTED, batch, graph, network, run
 from tests.support.paths import ROOT
 
 
@@ -36,7 +36,7 @@ SHAPES = ([1], [2], [17], [512], [1, 1], [5, 1, 9, 3], [40, 512, 1])
 
 
 @pytest.mark.parametrize("lengths", SHAPES, ids=str)
-@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+@pytest.mark.parametrize(("architecture", "task"), EXPORTED)
 def test_exported_graph_computes_the_rows_of_torch(architecture, task, lengths):
     given = batch(task, lengths)
     expected = our_rows(network(architecture, task), given)
@@ -44,7 +44,7 @@ def test_exported_graph_computes_the_rows_of_torch(architecture, task, lengths):
     assert relative_error(run(graph(architecture, task), given), expected) <= 1e-5
 
 
-@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+@pytest.mark.parametrize(("architecture", "task"), EXPORTED)
 def test_exported_graph_computes_a_row_in_a_batch_as_alone(architecture, task):
     given = batch(task, [9, 1, 33, 512, 2])
     alone = torch.cat([run(graph(architecture, task), row) for row in given.alone()])
@@ -52,12 +52,12 @@ def test_exported_graph_computes_a_row_in_a_batch_as_alone(architecture, task):
     assert relative_error(run(graph(architecture, task), given), alone) <= 1e-5
 
 
-@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+@pytest.mark.parametrize(("architecture", "task"), EXPORTED)
 def test_export_stores_every_parameter_once_under_its_name(architecture, task):
     assert_stores_weights(graph(architecture, task), network(architecture, task))
 
 
-@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+@pytest.mark.parametrize(("architecture", "task"), EXPORTED)
 def test_export_stores_little_besides_the_weights(architecture, task):
     """ALBERT applies its layer twice: a constant of the graph could be a copy of its weights."""
     weights = sum(4 * parameter.numel() for parameter in network(architecture, task).parameters())
@@ -65,7 +65,7 @@ def test_export_stores_little_besides_the_weights(architecture, task):
     assert weights < len(graph(architecture, task).SerializeToString()) < weights + 60_000
 
 
-@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+@pytest.mark.parametrize(("architecture", "task"), EXPORTED)
 def test_export_is_self_contained_and_names_no_local_paths(architecture, task):
     made = graph(architecture, task)
     content = made.SerializeToString()

@@ -15,10 +15,10 @@ from onnx import helper, numpy_helper
 from swiftlet_models.artifact import ONNX
 from swiftlet_models.tensors import WeightsError, round_to_bf16, widen
 from swiftlet_models.weights import read_weights
-from tests.support.networks import NETWORKS, graph
+from tests.support.networks import EXPORTED, graph
 
 
-@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+@pytest.mark.parametrize(("architecture", "task"), EXPORTED)
 def test_reader_reads_graphs_as_onnx_does(architecture, task, tmp_path):
     onnx.save(graph(architecture, task), tmp_path / ONNX)
     expected = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph(architecture, task).graph.initializer}
