@@ -167,10 +167,12 @@ def locate(source: str, revision: str | None = None) -> tuple[Path, dict[str, An
 
 def files(directory: Path) -> list[Path]:
     """Returns the files of a checkpoint that a conversion may read, sorted: its weights in the form that is read."""
-    has_safetensors = any((directory / f"{SAFETENSORS}{end}").is_file() for end in ("", ".index.json"))
-    patterns = [name for name in HUB_FILES if not (has_safetensors and name.startswith(Path(PICKLE).stem))]
-    patterns += [] if has_safetensors else [f"{name}*" for name in sources.ONNX]
-    return sorted({file for pattern in patterns for file in directory.glob(pattern) if file.is_file()})
+
+    def matching(patterns: Sequence[str]) -> set[Path]:
+        return {file for pattern in patterns for file in directory.glob(pattern) if file.is_file()}
+
+    weights = next(filter(None, map(matching, _WEIGHTS)), set())
+    return sorted(matching(HUB_FILES) | weights)
 
 
 def find_adapter(directory: Path) -> Adapter | None:

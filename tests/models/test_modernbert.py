@@ -134,7 +134,6 @@ def test_layers_share_their_angles_without_a_local_theta() -> None:
         ({"rope_parameters": [1]}, "rope_parameters has an invalid value"),
         ({"rope_parameters": {"full_attention": {"rope_theta": "x"}}}, "global_rope_theta has an invalid value"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings False is not supported"),
         ({"max_position_embeddings": 1 << 17}, "max_position_embeddings has an invalid value"),
         ({"classifier_pooling": "last"}, "classifier_pooling 'last' is not one of cls, mean"),
         ({"num_attention_heads": 48}, "odd"),

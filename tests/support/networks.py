@@ -98,6 +98,8 @@ EXPORTED: Final[tuple[tuple[str, Task], ...]] = (
     ("roberta", "qa"),
     ("distilbert", "classify"),
     ("mpnet", "fill-mask"),
+    ("modernbert", "classify"),
+    ("deberta_v2", "classify"),
 )
 
 

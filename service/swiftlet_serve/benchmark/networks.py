@@ -36,6 +36,19 @@ class Released:
 
 MEAN: Final = Embedding("mean", normalize=True)
 MINILM: Final = {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}
+DEBERTA: Final = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "relative_attention": True,
+    "c2p": True,
+    "p2c": True,
+    "share_att_key": True,
+    "position_buckets": 256,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+}
 RELEASED: Final[Mapping[str, Released]] = {
     "mobilebert": Released("mobilebert"),  # google/mobilebert-uncased
     "albert": Released("albert"),  # albert-base-v2
@@ -45,6 +58,7 @@ RELEASED: Final[Mapping[str, Released]] = {
     "minilm": Released("bert", MINILM, MEAN),  # all-MiniLM-L6-v2
     "mpnet": Released("mpnet", {}, MEAN),  # all-mpnet-base-v2
     "modernbert": Released("modernbert", max_tokens=8192),  # ModernBERT-base
+    "deberta": Released("deberta_v2", DEBERTA),  # deberta-v3-base
 }
 GRAPH_SOURCES: Final = ("graphs/export.py", "heads.py", "architectures/*.py")  # a change in these makes another graph
 

@@ -23,9 +23,9 @@ from tests.support.paths import ROOT
 
 
 def assert_stores_weights(made: onnx.ModelProto, model: Model) -> None:
-    """Asserts that a graph stores each weight of a network once, and nothing else."""
+    """Asserts that a graph stores each weight and each table of a network once, and nothing else."""
     stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in made.graph.initializer}
-    own = model.state_dict()
+    own = model.state_dict() | dict(model.named_buffers())
 
     assert len(stored) == len(made.graph.initializer)
     assert stored.keys() == own.keys()
@@ -60,7 +60,8 @@ def test_export_stores_every_parameter_once_under_its_name(architecture, task):
 @pytest.mark.parametrize(("architecture", "task"), EXPORTED)
 def test_export_stores_little_besides_the_weights(architecture, task):
     """ALBERT applies its layer twice: a constant of the graph could be a copy of its weights."""
-    weights = sum(4 * parameter.numel() for parameter in network(architecture, task).parameters())
+    model = network(architecture, task)
+    weights = sum(4 * tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
 
     assert weights < len(graph(architecture, task).SerializeToString()) < weights + 60_000
 

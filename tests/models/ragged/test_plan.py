@@ -327,5 +327,6 @@ def test_any_program_computes_what_its_steps_say(draw):
     ]
     batch = Batch.of(encodings)
     found = computed(Network(own, CPU, torch.float64), batch)
+    expected = torch.from_numpy(run_folded(own, batch))  # a gate may make all of it zero
 
-    assert relative_error(found, torch.from_numpy(run_folded(own, batch))) <= 1e-6
+    assert (found - expected).abs().max() <= 1e-6 * (1 + expected.abs().max())
