@@ -304,32 +304,43 @@ void add_distances(const Relative& relative, Products& products, Products& met, 
             met.multiply_keys(i, rows, begin, high + 1);
             for (int r = 0; r < rows; r++) {
                 const int query = start + i + r;
-                const float* scores = met.scores(r) - begin;
+                const float* __restrict scores = met.scores(r) - begin;
                 const int* own = row - placement.position(query);
-                float* out = to + static_cast<std::size_t>(query) * stride;
+                float* __restrict out = to + static_cast<std::size_t>(query) * stride;
                 for (int key = 0; key < keys; key++) out[key] = scores[own[key]];
             }
         }
     }
+    int longest = keys - 1 - first_position;  // the distance whose row comes next
     for (int start = low, count; relative.queries && start <= high; start += count) {
         count = std::min(query_block, high + 1 - start);
         products.take_queries({relative.queries + static_cast<std::size_t>(start) * relative.stride + head * depth, relative.stride}, count);
-        for (int first = 0; first < keys; first += key_block) {
-            const int end = std::min(keys, first + key_block);
-            for (int i = 0; i < count; i += tile) {
-                const int rows = std::min(tile, count - i);
+        for (int i = 0; i < count; i += tile) {
+            const int rows = std::min(tile, count - i);
+            int shortest = longest;  // the distances from the longest to behind the shortest have these rows
+            while (shortest >= -last_position && row[shortest] < start + i + rows) shortest--;
+            // Only the keys at these distances from one of the queries.
+            const int stop = std::min(keys, last_position + longest + 1);
+            for (int first = std::max(0, first_position + shortest + 1) / key_step * key_step, end; first < stop; first = end) {
+                end = std::min(stop, (first / key_block + 1) * key_block);
                 products.multiply_keys(i, rows, first, end);
-                // The distances that have these rows, the longest first.
-                int d = keys - 1 - first_position;
-                while (row[d] < start + i) d--;
-                for (; d >= -last_position && row[d] < start + i + rows; d--) {
+                for (int d = longest; d > shortest; d--) {
                     const float* scores = products.scores(row[d] - start - i) - first;
-                    for (int query = 0; query < queries; query++) {
-                        const int key = placement.position(query) + d;
-                        if (key >= first && key < end) to[static_cast<std::size_t>(query) * stride + key] += scores[key];
+                    if (placement.positions) {
+                        for (int query = 0; query < queries; query++) {
+                            const int key = placement.position(query) + d;
+                            if (key >= first && key < end) to[static_cast<std::size_t>(query) * stride + key] += scores[key];
+                        }
+                        continue;
                     }
+                    // The next query has the next key.
+                    const int top = std::max(0, first - d - placement.first), bottom = std::min(queries, end - d - placement.first);
+                    const float* __restrict from = scores + placement.first + d;
+                    float* __restrict out = to + placement.first + d;
+                    for (int query = top; query < bottom; query++) out[static_cast<std::size_t>(query) * (stride + 1)] += from[query];
                 }
             }
+            longest = shortest;
         }
     }
 }
