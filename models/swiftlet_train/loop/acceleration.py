@@ -34,7 +34,8 @@ def accelerated(model: nn.Module, device: torch.device, *, bf16: bool) -> Iterat
                     stack.enter_context(dropping_faster(module))
             if bf16:
                 for encoder in encoders:
-                    stack.enter_context(attending_in_bf16(encoder))
+                    if encoder.config.traits().relative is None:  # its layers add to their bias
+                        stack.enter_context(attending_in_bf16(encoder))
         yield
 
 

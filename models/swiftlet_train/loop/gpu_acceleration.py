@@ -1,7 +1,7 @@
 """Faster training steps on a GPU: layers without padding, and compiled layers. The parameters are those of the model.
 
 A batch is padded for its embeddings only. Its tokens then go through the layers end to end, and attention gets their
-cumulative lengths. Networks that attend causally or with a position bias keep their padding.
+cumulative lengths. Networks whose attention depends on positions keep their padding.
 
 Each layer is compiled for itself. The layers of a network have the same code, which is compiled once for any lengths.
 """
@@ -112,4 +112,5 @@ def can_be_packed(encoder: Encoder) -> bool:
     """Returns whether the layers of an encoder can be computed without padding."""
     traits = encoder.config.traits()
     widths = {layer.query.out_features // layer.heads for layer in encoder.applied_layers()}
-    return not traits.causal and traits.position_bias is None and all(width % MULTIPLE == 0 for width in widths)
+    depends_on_positions = any((traits.causal, traits.position_bias, traits.relative, traits.attention))
+    return not depends_on_positions and all(width % MULTIPLE == 0 for width in widths)

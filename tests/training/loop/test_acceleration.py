@@ -72,7 +72,7 @@ def test_layers_without_padding_have_the_same_gradients(architecture, monkeypatc
     assert not attended
 
 
-@pytest.mark.parametrize("architecture", CLASSIFIERS)
+@pytest.mark.parametrize("architecture", [name for name in CLASSIFIERS if name != "deberta_v2"])
 def test_attention_in_bf16_is_as_exact_as_autocast(architecture, monkeypatch):
     """Also with padding, a position bias and a causal mask."""
     encoder, attended = deepcopy(classifier(architecture).encoder), []
@@ -135,9 +135,8 @@ def test_dropout_is_replaced_while_a_network_trains():
 def test_networks_with_other_attention_keep_their_padding():
     found = {architecture: can_be_packed(classifier(architecture).encoder) for architecture in CLASSIFIERS}
 
-    assert not found["gpt2"]
-    assert not found["mpnet"]
-    assert all(can for architecture, can in found.items() if architecture not in {"gpt2", "mpnet"})
+    padded = {architecture for architecture, can in found.items() if not can}
+    assert padded == {"deberta_v2", "gpt2", "modernbert", "mpnet"}
 
 
 @pytest.mark.parametrize(("packs", "backend"), [(False, "aot_eager"), (True, "eager")])
