@@ -149,3 +149,13 @@ def test_locate_rejects_an_installation_without_models(tmp_path, monkeypatch):
 
     with pytest.raises(SetupError, match="no models to serve"):
         locate([])
+
+
+def test_a_command_for_one_model_takes_no_list_of_several(tmp_path):
+    models = [f'[[models]]\nsource = "{name}"\n' for name in ("albert-sst2", "albert-qa")]
+    (tmp_path / "one.toml").write_text(models[0], "utf-8")
+    (tmp_path / "two.toml").write_text("".join(models), "utf-8")
+
+    assert loading.locate_one(str(tmp_path / "one.toml")) == loading.locate_one("albert-sst2")
+    with pytest.raises(SetupError, match=r"two\.toml lists 2 models, but the command takes one"):
+        loading.locate_one(str(tmp_path / "two.toml"))

@@ -23,7 +23,7 @@ from swiftlet_serve.bulk.scorer import Scorer
 from swiftlet_serve.bulk.sources import Source, find, format_of
 from swiftlet_serve.bulk.worker import Worker
 from swiftlet_serve.errors import SetupError
-from swiftlet_serve.inference.loading import OpenModel, load_model, locate, open_model
+from swiftlet_serve.inference.loading import OpenModel, load_model, locate_one, open_model
 
 PLAN_NAME: Final = "plan.json"
 
@@ -86,7 +86,7 @@ def open_job(options: Options) -> Opened:
         ArtifactError: the model is not a valid artifact.
         SetupError: the model, its task, the parameters, the columns or the input are not as the options say.
     """
-    (path,) = locate([options.model])
+    path = locate_one(options.model)
     model = open_model(path, options.engine)
     if options.task is not None:
         model = model.for_task(options.task)

@@ -18,7 +18,7 @@ from swiftlet_serve.bulk.records import Layout
 from swiftlet_serve.bulk.requests import RequestMaker
 from swiftlet_serve.bulk.scorer import Scorer
 from swiftlet_serve.errors import SetupError
-from swiftlet_serve.inference.loading import load_model, locate
+from swiftlet_serve.inference.loading import load_model, locate_one
 
 
 class BatchScorer:
@@ -52,7 +52,7 @@ class BatchScorer:
             ArtifactError: the model is not a valid artifact.
             SetupError: there is no such model, it does not answer the task, or the columns or parameters do not fit it.
         """
-        (path,) = locate([model])
+        path = locate_one(model)
         loaded = load_model(path, engine, task=task)
         self._maker = RequestMaker(loaded.task, columns or {}, parameters or {})
         self._scorer = Scorer(loaded, self._maker, cores)

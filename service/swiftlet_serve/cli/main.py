@@ -112,13 +112,13 @@ def check(artifacts: tuple[str, ...], engine: str, public_key: Path | None) -> N
     model. Default: all bundled models. The exit status is 1 if an artifact cannot be served, or with --public-key if
     its certificate is missing or not signed with this key. Signatures need the extra `sign`.
     """
-    from swiftlet_serve.inference.loading import load_model, locate
+    from swiftlet_serve.inference.loading import load_model, locate, locate_one
     from swiftlet_serve.offline.certificate import check_signature, comparisons
 
     failed = False
     for name in artifacts or [str(path) for path in locate(())]:
         try:
-            (path,) = locate([name])
+            path = locate_one(name)
             if public_key:
                 check_signature(path, public_key)
             model = load_model(path, engine)
@@ -241,10 +241,10 @@ def calibrate(
     temperature. For qa and fill-mask, the server does not use it. The
     chance that an answer is right is sigmoid((log-odds of its score + offset) / temperature).
     """
-    from swiftlet_serve.inference.loading import load_model, locate
+    from swiftlet_serve.inference.loading import load_model, locate_one
     from swiftlet_serve.offline.calibrate import calibrate, record
 
-    (path,) = locate([artifact])
+    path = locate_one(artifact)
     if activations:  # the texts are enough: skip, engine and labels do not matter
         from swiftlet_serve.offline.activations import record as record_ranges
 

@@ -22,10 +22,10 @@ def push(artifact: str, repository: str, version: int | None) -> None:
     one that exists with another content is refused. The version appears at once, when it is complete.
     """
     from swiftlet_models.artifact import open_artifact
-    from swiftlet_serve.inference.loading import locate
+    from swiftlet_serve.inference.loading import locate_one
     from swiftlet_serve.repository import store
 
-    (path,) = locate([artifact])
+    path = locate_one(artifact)
     opened = open_artifact(path)
     try:
         number, is_new = store.push(store.open_store(repository), opened, version)

@@ -141,6 +141,18 @@ def open_model(path: Path, engine_name: str, tokenizers: MutableMapping[str, Tok
     return OpenModel(artifact, tokenizer, task, manifest.task, engine_name)
 
 
+def locate_one(word: str, cache: str = "") -> Path:
+    """Returns the artifact of one model, as `locate` does.
+
+    Raises:
+        SetupError: also if it is a file that lists several models.
+    """
+    paths = locate([word], cache)
+    if len(paths) != 1:
+        raise SetupError(f"{word} lists {len(paths)} models, but the command takes one. Name one of them.")
+    return paths[0]
+
+
 def locate(words: Sequence[str], cache: str = "") -> list[Path]:
     """Returns the artifacts of models, and imports those that are checkpoints.
 
