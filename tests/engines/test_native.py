@@ -283,6 +283,22 @@ def test_native_computes_the_rows_of_torch(architecture, task, precision):
     assert np.sqrt(np.mean((actual - expected) ** 2) / np.mean(expected**2)) <= TOLERANCE[precision]
 
 
+@pytest.mark.parametrize("left_out", ["keys", "queries"])
+def test_native_computes_attention_with_one_kind_of_distances(left_out):
+    given = folded("deberta_v2", "qa")
+
+    def changed(step: Step) -> Step:
+        if not isinstance(step, Attend) or step.relative is None:
+            return step
+        return replace(step, relative=replace(step.relative, **{left_out: None}))
+
+    blocks = tuple(replace(block, steps=tuple(map(changed, block.steps))) for block in given.program.blocks)
+    given = replace(given, program=replace(given.program, blocks=blocks))
+    expected, rows = run_folded(given, BATCH), np.concatenate(Native(best(), given).run(BATCH))
+
+    assert np.sqrt(np.mean((rows - expected) ** 2) / np.mean(expected**2)) <= TOLERANCE["int8"]
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_native_computes_networks_without_positions_and_with_windows(name):
     given = variant(name)

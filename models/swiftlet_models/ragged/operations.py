@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swiftlet_models.architectures.layers import ACTIVATIONS
+from swiftlet_models.architectures.layers import ACTIVATIONS, rotate
 from swiftlet_models.folding import Array, Folded
 from swiftlet_models.program import WORDS, Attend, Gate, Index, LookUp, Multiply, Norm, Place, Read, Relative, Rotate
 from swiftlet_models.ragged.attention import attend, attend_with_bias, attend_with_distances
@@ -58,6 +58,10 @@ class Parameters:
                 np.asarray(self._folded.words) if name == WORDS else self._folded.vectors[name]
             )
         return self._vectors[name]
+
+    def numbers(self, name: str) -> Tensor:
+        """Returns a vector of whole numbers, which the data type of the activations may not hold."""
+        return torch.tensor(self._folded.vectors[name], dtype=torch.int64, device=self._device)
 
     def norm(self, norm: Norm) -> tuple[Tensor, Tensor, float]:
         """Returns the weight, the bias and the epsilon of a LayerNorm."""
@@ -182,16 +186,13 @@ def _gate(step: Gate) -> Operation:
 
 
 def _rotate(step: Rotate, parameters: Parameters, *, in_focus: bool) -> Operation:
-    table, (value, *_) = parameters.vector(step.table), step.x
-    half = table.shape[1] // 2
+    table, value = parameters.vector(step.table), step.x.value
 
     def run(state: State) -> Tensor:
         positions, place = state.at.positions, state[step.x]
         if in_focus:
             positions = positions[state.at.focus]
-        cos, sin = table[positions].view(-1, 2, 1, half).unbind(1)  # (rows, 1, D / 2)
-        first, second = place.view(-1, step.heads, 2, half).unbind(2)  # (rows, A, D / 2)
-        place.copy_(torch.stack([first * cos - second * sin, second * cos + first * sin], 2).flatten(1))
+        place.copy_(rotate(place[None], table[positions], step.heads)[0])
         return state.values[value]
 
     return run
@@ -215,7 +216,7 @@ def _attend(step: Attend, parameters: Parameters) -> Operation:
 
 
 def _attend_with_distances(step: Attend, relative: Relative, parameters: Parameters) -> Operation:
-    rows = parameters.vector(relative.rows).float().long()
+    rows = parameters.numbers(relative.rows)
     keys, queries = (parameters.vector(name) if name else None for name in (relative.keys, relative.queries))
 
     def run(state: State) -> Tensor:

@@ -171,7 +171,7 @@ void attend(Rows q, int queries, const float* packed, int keys, int heads, int d
             }
             attend_head(products, q, queries, keys, head, depth, placement, out, stride);
         };
-        const float* table = relative ? relative->keys + head * table_size : nullptr;
+        const float* table = relative && relative->keys ? relative->keys + head * table_size : nullptr;
         const int rows = relative ? relative->table : 0;
         if constexpr (A::tiles)
             if (on_tiles) {

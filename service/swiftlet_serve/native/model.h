@@ -187,7 +187,8 @@ class Model {
         }
     }
 
-    // Checks the numbers that distances add to scores, and packs the keys of distances, also for a thread without tiles.
+    // Checks the table of distances and the row of each distance. Packs the table's keys for vectors, and for tiles where the
+    // kernel has them: a process that finds a wrong sum goes on without tiles.
     template <class Is>
     void take_distances(const Step& s, Is&& is) {
         const int width = program_.width(s.out), depth = width / s.heads, count = 2 * program_.positions - 1;

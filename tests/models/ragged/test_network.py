@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from swiftlet_models.artifact import Embedding
 from swiftlet_models.folding import Product, fold
+from swiftlet_models.heads import build, weights_of
 from swiftlet_models.ragged import attention, static
 from swiftlet_models.ragged.attention import attend_by_sequence, attend_with_bias
 from swiftlet_models.ragged.buckets import buckets, token_counts
@@ -27,7 +28,7 @@ from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.engines.torch import PaddedTorch, RaggedTorch, is_out_of_memory
 from swiftlet_serve.types import Batch
 from swiftlet_serve.types.topk import Ranked, Scored
-from tests.support.checkpoints import Task, relative_error
+from tests.support.checkpoints import Task, randomise, relative_error
 from tests.support.native_kernels import VARIANTS, encoding, run_folded, variant
 from tests.support.networks import CONFIGS, NETWORKS, VOCABULARY, network
 
@@ -512,3 +513,15 @@ def test_graphs_that_run_at_once_compute_the_bits_of_one_alone(architecture, tas
         found = [np.concatenate(rows) for rows in threads.map(both.run, batches)]
 
     assert [rows.tobytes() for rows in found] == [rows.tobytes() for rows in expected]
+
+
+def test_rows_of_distances_are_exact_in_half_precision():
+    """bf16 has 8 significant bits, and the table here 800 rows."""
+    config = CONFIGS["deberta_v2"] | {"position_buckets": 400}
+    model = build("deberta_v2", config, "token", 2)
+    randomise(model)
+    own = fold("deberta_v2", config, weights_of(model), 1)
+    batch = Batch.of(sequences("qa"))
+    rows = [computed(Network(own, CPU, dtype), batch).float() for dtype in (torch.float32, torch.bfloat16)]
+
+    assert relative_error(rows[1], rows[0]) <= 0.1
