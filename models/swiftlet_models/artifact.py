@@ -237,7 +237,7 @@ def open_artifact(path: Path) -> Artifact:
 
 
 def _check_certificate(path: Path, present: Set[str]) -> None:
-    """Checks that the certificate is of this manifest, which has the hashes of all other files.
+    """Checks that the certificate belongs to this manifest, which lists the hashes of all other files.
 
     The owner of a key checks the signature.
 

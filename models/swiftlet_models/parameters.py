@@ -196,10 +196,11 @@ class _Expected:
             raise ParametersError("without a bottleneck, the query has another width than the hidden states")
 
     def sizes(self) -> Sizes:
+        offset = self.traits.embedding.position_offset
         return Sizes(
             vocabulary=self.vocabulary,
             embedding=self.embedding,
-            positions=self.rows - self.traits.embedding.position_offset if self.rows else self.config.positions,
+            positions=self.rows - offset if self.rows else self.config.max_position_embeddings,
             token_types=self.token_types,
             hidden=self.hidden,
             inner=self.inner,

@@ -1,4 +1,4 @@
-"""Drafts of imports, of which no artifact is made: the network in fp32, with its tokenizer and manifest."""
+"""Imports that end at the draft of an artifact: the network in fp32, with its tokenizer and manifest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from swiftlet_serve.types import Batch
 
 
 def catch_drafts(monkeypatch: pytest.MonkeyPatch) -> list[Draft]:
-    """Returns a list that gets the draft of each import, in the place of its release."""
+    """Returns a list that gets the draft of each import. No import is released."""
     drafts: list[Draft] = []
 
     def release(draft: Draft, *_: object, **__: object) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 from swiftlet_models.architectures.descriptions import describing
 from swiftlet_models.architectures.traits import (
+    MOST_POSITIONS,
     SIZE,
     Activation,
     Count,
@@ -23,8 +24,6 @@ from swiftlet_models.architectures.traits import (
     Traits,
     check_heads,
 )
-
-MOST_POSITIONS: Final = 1 << 16  # no parameter bounds them
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Config(Settings):
 
     @property
     def longest(self) -> int:
-        """The largest distance that the table of distances tells from shorter ones, plus 1."""
+        """The number of positions whose distances the table covers."""
         return self.max_relative_positions if self.max_relative_positions > 0 else self.max_position_embeddings
 
     def traits(self) -> Traits:
@@ -92,10 +91,6 @@ class Config(Settings):
     def pooler(self) -> Activation | None:
         """The activation of the classification head's pooler."""
         return self.pooler_hidden_act
-
-    @property
-    def positions(self) -> int:
-        return self.max_position_embeddings
 
     @property
     def embedding_size(self) -> int:

@@ -55,6 +55,13 @@ def attend(query: Tensor, key: Tensor, value: Tensor, heads: int, bias: Tensor |
     return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
 
 
+def _excluding(excluded: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns the lowest number where a key is excluded, and 0 elsewhere."""
+    return torch.zeros(excluded.shape, dtype=dtype, device=excluded.device).masked_fill(
+        excluded, torch.finfo(dtype).min
+    )
+
+
 def rotate(x: Tensor, turns: Tensor, heads: int) -> Tensor:
     """Turns each head's columns of x (B, S, C), as `program.Rotate` describes. `turns` is (P, D)."""
     cos, sin = turns[: x.shape[1], None].to(x.dtype).chunk(2, 2)  # (S, 1, D / 2)
@@ -65,9 +72,7 @@ def rotate(x: Tensor, turns: Tensor, heads: int) -> Tensor:
 def window_bias(size: int, window: int, like: Tensor) -> Tensor:
     """Returns an attention bias (1, 1, S, S) that excludes tokens at a larger distance than window // 2."""
     positions = torch.arange(size, device=like.device)
-    beyond = (positions[None, :] - positions[:, None]).abs() > window // 2
-    lowest = torch.finfo(like.dtype).min
-    return torch.zeros(beyond.shape, dtype=like.dtype, device=like.device).masked_fill(beyond, lowest)[None, None]
+    return _excluding((positions[None, :] - positions[:, None]).abs() > window // 2, like.dtype)[None, None]
 
 
 def relative_bias(
@@ -95,16 +100,13 @@ def relative_bias(
 
 def padding_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Turns a mask of real tokens (B, S) into an attention bias (B, 1, 1, S) that excludes padding."""
-    lowest = torch.finfo(dtype).min
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, lowest)[:, None, None, :]
+    return _excluding(~mask, dtype)[:, None, None, :]
 
 
 def causal_bias(size: int, like: Tensor) -> Tensor:
     """Returns an attention bias (1, 1, S, S) that excludes the tokens after each token."""
     positions = torch.arange(size, device=like.device)
-    after = positions[None, :] > positions[:, None]
-    lowest = torch.finfo(like.dtype).min
-    return torch.zeros(after.shape, dtype=like.dtype, device=like.device).masked_fill(after, lowest)[None, None]
+    return _excluding(positions[None, :] > positions[:, None], like.dtype)[None, None]
 
 
 def position_bias(table: Tensor, boundaries: Sequence[int], size: int) -> Tensor:

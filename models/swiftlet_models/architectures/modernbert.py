@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal
 
 from swiftlet_models.architectures.descriptions import describing
 from swiftlet_models.architectures.traits import (
+    MOST_POSITIONS,
     Activation,
     AttentionTraits,
     Count,
@@ -26,7 +27,6 @@ from swiftlet_models.architectures.traits import (
 )
 
 Theta = Annotated[float, Range(1, 1e12)]
-MOST_POSITIONS: Final = 1 << 16  # no parameter bounds them
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,6 @@ class Config(Settings):
     def pooler(self) -> Activation | None:
         """The activation in front of the outputs of the classification and the token head."""
         return self.classifier_activation
-
-    @property
-    def positions(self) -> int:
-        return self.max_position_embeddings
 
     @property
     def embedding_size(self) -> int:

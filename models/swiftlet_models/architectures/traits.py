@@ -44,6 +44,7 @@ MOST_LAYERS: Final = 1024
 SIZE: Final = Range(1, 1 << 24)  # of any dimension of a parameter
 Count = Annotated[int, Range(1, MOST_LAYERS)]
 """Of the layers of a network, and of the parts of a layer."""
+MOST_POSITIONS: Final = 1 << 16  # of a network without a table of positions, since no parameter bounds them
 Id = Annotated[int, Range(0, SIZE.most)]
 
 
@@ -85,7 +86,6 @@ class EmbeddingTraits:
 
     positions: bool = True
     """Whether there is a table of positions. If not, the configuration says how many there are."""
-
     norm: Norm | Literal["none"] = "layer_norm"
     projection: Literal["none", "words", "sum"] = "none"
     """The linear map from the embedding size E to the hidden size H. It maps the words before positions and token types
@@ -160,7 +160,7 @@ class RelativeTraits:
     """Distances beyond K / 2 share rows, the more the longer, up to this one; None: each has its own."""
 
     def rows(self, positions: int) -> NDArray[np.int64]:
-        """Returns the row of the table for the distance d from a query to a key, at P - 1 + d: (2 P - 1,).
+        """Returns rows of the table, (2 P - 1,): number P - 1 + d is for the distance d from a query to a key.
 
         Follows `make_log_bucket_position` of transformers, in fp32 as it does.
         """

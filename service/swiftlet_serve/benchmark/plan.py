@@ -33,12 +33,8 @@ SHAPES: Final[Mapping[str, Sequence[Size]]] = {
     "albert": ((1, 16), (1, 128), (8, 128)),
 }
 OTHER_SHAPES: Final[Mapping[str, Sequence[Size]]] = {"modernbert": ((1, 16), (1, 128), (1, 1024), (1, 8192), "mixed")}
-SIZES: Final[Sequence[Size]] = (
-    (1, 16),
-    (1, 128),
-    (32, 32),
-    "mixed",
-)  # of embedding models, and of shapes without sizes of their own
+# Of embedding models, and of shapes without sizes of their own.
+SIZES: Final[Sequence[Size]] = ((1, 16), (1, 128), (32, 32), "mixed")
 SCALED_SIZES: Final = ((1, 16), (8, 32))  # also measured on two cores
 # Of 32 sequences: from 4 to 256 tokens, with as many between 4 and 8 as between 128 and 256.
 MIXED_LENGTHS: Final[Sequence[int]] = np.geomspace(4, 256, 32).astype(int).tolist()
@@ -75,9 +71,8 @@ class Plan:
         plan = cls([name for name in ENGINES if name in engines] or default, **settings)
         if not shapes and not models:
             return plan
-        return replace(
-            plan, shapes={name: SHAPES.get(name) or OTHER_SHAPES.get(name, SIZES) for name in shapes}, models=models
-        )
+        sizes = {**SHAPES, **OTHER_SHAPES}
+        return replace(plan, shapes={name: sizes.get(name, SIZES) for name in shapes}, models=models)
 
     def quick(self) -> Plan:
         """Returns a plan of a minute or two, once the networks are exported: fewer cases, and wide intervals."""

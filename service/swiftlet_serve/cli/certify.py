@@ -48,7 +48,7 @@ def certify(
     key = certificate.signing_key(sign_key) if sign_key else None
     path = locate_one(model, model_cache)
     if data or not key or open_artifact(path).certificate() is None:
-        (named,) = model_source.parse([source or model])
+        named = model_source.parse_one(source or model)
         is_checkpoint = sources.identify(named.source).kind in ("checkpoint", "name") and path.parent != BUNDLED
         checkpoint = named if source or is_checkpoint else None
         measure = Measure(data, limit, skip) if data else None

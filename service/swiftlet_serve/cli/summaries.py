@@ -48,7 +48,7 @@ def _banner(addresses: Addresses, runtime: Runtime) -> Iterator[str]:
 
 
 def description(model: LoadedModel, comparisons: Sequence[Comparison], signer: Path | None) -> str:
-    """Returns the output of `swiftlet check` for a model that passed, whose certificate was perhaps signed."""
+    """Returns what `swiftlet check` prints for a model that passed. `signer` is the key that signed its certificate."""
     manifest = model.manifest
     size = sum(file.size for file in manifest.files.values())
     labels = f": {', '.join(manifest.labels)}" if manifest.labels else ""

@@ -147,10 +147,8 @@ def locate_one(word: str, cache: str = "") -> Path:
     Raises:
         SetupError: also if it is a file that lists several models.
     """
-    paths = locate([word], cache)
-    if len(paths) != 1:
-        raise SetupError(f"{word} lists {len(paths)} models, but the command takes one. Name one of them.")
-    return paths[0]
+    model_source.parse_one(word)
+    return locate([word], cache)[0]
 
 
 def locate(words: Sequence[str], cache: str = "") -> list[Path]:

@@ -42,6 +42,18 @@ def model_name(source: str) -> str:
     return re.sub(r"[^a-z0-9._-]+", "-", last.lower()).strip("-._") or "model"
 
 
+def parse_one(word: str) -> ModelSource:
+    """Returns the model that a word names.
+
+    Raises:
+        SetupError: as `parse`, and if it is a file that lists several models.
+    """
+    models = parse([word])
+    if len(models) != 1:
+        raise SetupError(f"{word} lists {len(models)} models, but the command takes one. Name one of them.")
+    return models[0]
+
+
 def parse(words: Sequence[str]) -> list[ModelSource]:
     """Returns the models that words and files name.
 

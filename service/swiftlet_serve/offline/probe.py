@@ -79,10 +79,7 @@ class Probe:
         for body in bodies:
             try:
                 request, encodings = _encode(self.task, body)
-            except (
-                SwiftletError,
-                ValidationError,
-            ):  # too long for the network, or for a task that reads something else
+            except (SwiftletError, ValidationError):  # the text is too long, or not what the task reads
                 continue
             read = [len(encoding.focus) for encoding in encodings]
             work += operations.count([len(encoding.input_ids) for encoding in encodings], read)
