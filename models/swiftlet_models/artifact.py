@@ -38,7 +38,7 @@ Head = Literal["classification", "token", "masked_lm", "causal_lm", "embedding"]
 Outputs = int | Literal["labels", "vocabulary", "hidden"]  # of a head, per position
 Problem = Literal["single_label", "multi_label", "regression"]
 Precision = Literal["fp32", "bf16", "int8"]
-Pooling = Literal["cls", "mean", "max"]
+Pooling = Literal["cls", "last", "mean", "max"]
 Dense = Literal["identity", "tanh"]
 Side = Literal["left", "right"]
 
@@ -91,7 +91,7 @@ class Embedding:
     The network pools the hidden states, and applies the dense layer if there is one. The task normalises the vector.
     """
 
-    pooling: Pooling  # of the tokens of a sequence; "cls" reads the position in focus
+    pooling: Pooling  # of the tokens of a sequence; "cls" and "last" read the position in focus
     normalize: bool = False  # whether vectors have length 1 by default
     dense: Dense | None = None  # the activation of the layer after pooling; None if there is no layer
     prompts: Mapping[str, str] = field(default_factory=dict)  # texts to put in front of an input, by name

@@ -445,7 +445,7 @@ class _Checkpoint:
         """Returns the name of a matrix that the head must have; None if it has none of its own."""
         match self.head:
             case "masked_lm":
-                return "head.transform.weight"
+                return "head.transform.weight" if self.config.traits().prediction_map else None
             case "causal_lm":
                 return None
             case "embedding":

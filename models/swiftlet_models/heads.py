@@ -9,7 +9,7 @@ tokens are pooled. Shape letters: see `architectures/layers.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,13 +30,16 @@ class Classification(nn.Module):
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if config.pooler else None
         self.act = ACTIVATIONS[config.pooler] if config.pooler else None
         self.norm = _norm(config) if config.traits().classifier_norm else nn.Identity()
+        self.pools_late = config.traits().classifier_pooling == "late"
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.output = nn.Linear(config.hidden_size, width)
 
+    def pooled(self, rows: Tensor) -> Tensor:
+        """Returns what the outputs are made of."""
+        return rows if self.pooler is None or self.act is None else self.norm(self.act(self.pooler(rows)))
+
     def forward(self, rows: Tensor, words: Tensor) -> Tensor:  # noqa: ARG002  # all heads share one signature
-        if self.pooler is not None and self.act is not None:
-            rows = self.norm(self.act(self.pooler(rows)))
-        out: Tensor = self.output(self.dropout(rows))
+        out: Tensor = self.output(self.dropout(rows if self.pools_late else self.pooled(rows)))
         return out
 
 
@@ -69,15 +72,16 @@ class MaskedLM(nn.Module):
         super().__init__()
         p = config.prediction_size
         self.act = ACTIVATIONS[config.prediction_act]
-        self.transform = nn.Linear(config.hidden_size, p)
-        self.norm = nn.LayerNorm(p, config.layer_norm_eps)
+        has_map = config.traits().prediction_map
+        self.transform = nn.Linear(config.hidden_size, p) if has_map else None
+        self.norm = nn.LayerNorm(p, config.layer_norm_eps) if has_map else None
         missing = p - config.embedding_size
         self.extra = nn.Parameter(torch.empty(config.vocab_size, missing)) if missing else None
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def forward(self, rows: Tensor, words: Tensor) -> Tensor:
         """words: the encoder's word embeddings, (V, E)."""
-        x = self.norm(self.act(self.transform(rows)))  # (N, P)
+        x = rows if self.transform is None or self.norm is None else self.norm(self.act(self.transform(rows)))  # (N, P)
         if self.extra is None:
             return F.linear(x, words, self.bias)
         stored, missing = x[:, : words.shape[1]], x[:, words.shape[1] :]
@@ -118,7 +122,7 @@ def _norm(config: Config) -> nn.LayerNorm:
     return nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
 
-def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
+def pool(hidden: Tensor, mask: Tensor, pooling: str) -> Tensor:
     """Returns the mean or the maximum over the tokens of each sequence, (B, S, H) -> (B, H). mask is (B, S)."""
     padding = ~mask[:, :, None]
     if pooling == "max":
@@ -133,7 +137,7 @@ class Model(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.head = head
-        self.pooling: Pooling = "cls"
+        self.pooling: Pooling | Literal["late"] = "cls"
         if isinstance(head, SentenceVector):
             self.pooling = head.pooling
         if isinstance(head, Classification):
@@ -148,7 +152,9 @@ class Model(nn.Module):
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         mask = positions[None, :] < lengths[:, None]  # (B, S)
         hidden = self.encoder(input_ids, token_type_ids, mask)  # (B, S, H)
-        if self.pooling == "cls":
+        if isinstance(self.head, Classification) and self.pooling == "late":
+            hidden = self.head.pooled(hidden)
+        if self.pooling in ("cls", "last"):
             rows = hidden.flatten(0, 1)[focus]  # (N, H)
         else:
             rows = pool(hidden, mask, self.pooling)[focus // input_ids.shape[1]]  # (N, H)

@@ -53,7 +53,7 @@ class Operations:
         after = sum(layer.values()) - key_value
         if relative := traits.relative:  # a token's products with the table of distances, which is mapped once
             maps = sum(size for name, size in layer.items() if name.startswith("relative_"))
-            met = 2 * relative.span * shapes[first + "key.weight"][0]
+            met = 2 * relative.span * shapes[first + "query.weight"][0]
             key_value, after = key_value + relative.from_positions * met, after - maps + relative.to_positions * met
         by_text = traits.classifier_pooling if "head.pooler.weight" in shapes else "cls"
         pooling = embedding.pooling if embedding else by_text
@@ -62,10 +62,10 @@ class Operations:
             layers=len(traits.layers),
             key_value=key_value,
             after_key_value=after,
-            attention=2 * shapes[first + "key.weight"][0],
+            attention=2 * shapes[first + "query.weight"][0],
             head=_head(sizes, shapes),
             causal=traits.causal,
-            pools=pooling != "cls",
+            pools=pooling not in ("cls", "last"),
             windows=tuple(part.window for part in traits.attention),
         )
 

@@ -15,7 +15,20 @@ from torch import Tensor
 
 from swiftlet_models.architectures.layers import ACTIVATIONS, rotate
 from swiftlet_models.folding import Array, Folded
-from swiftlet_models.program import WORDS, Attend, Gate, Index, LookUp, Multiply, Norm, Place, Read, Relative, Rotate
+from swiftlet_models.program import (
+    WORDS,
+    Attend,
+    Gate,
+    Index,
+    LookUp,
+    Multiply,
+    Norm,
+    NormHeads,
+    Place,
+    Read,
+    Relative,
+    Rotate,
+)
 from swiftlet_models.ragged.attention import attend, attend_with_bias, attend_with_distances
 from swiftlet_models.ragged.feed_forward import FeedForward
 from swiftlet_models.ragged.in_torch import Kernels
@@ -102,6 +115,8 @@ def operation(part: Planned, parameters: Parameters) -> Operation:
             return _multiply(step, parameters)
         case Norm() as step:
             return _norm(step, parameters)
+        case NormHeads() as step:
+            return _norm_heads(step, parameters)
         case Gate() as step:
             return _gate(step)
         case Rotate() as step:
@@ -171,8 +186,30 @@ def _multiply(step: Multiply, parameters: Parameters) -> Operation:
 
 
 def _norm(step: Norm, parameters: Parameters) -> Operation:
-    norm = parameters.norm(step)
-    return lambda state: state.kernels.layer_norm(state.values[step.x], None, *norm)
+    residual = step.residual
+    if step.centres:
+        norm = parameters.norm(step)
+        if residual is None:
+            return lambda state: state.kernels.layer_norm(state.values[step.x], None, *norm)
+        return lambda state: state.kernels.layer_norm(state.values[step.x], None, *norm) + state[residual]
+    weight = parameters.vector(step.norm + ".weight")
+
+    def run(state: State) -> Tensor:
+        y = F.rms_norm(state.values[step.x], weight.shape, weight, step.epsilon)
+        return y if residual is None else y + state[residual]
+
+    return run
+
+
+def _norm_heads(step: NormHeads, parameters: Parameters) -> Operation:
+    weight, value = parameters.vector(step.norm), step.x.value
+
+    def run(state: State) -> Tensor:
+        place = state[step.x]
+        place.copy_(F.rms_norm(place.unflatten(1, (step.heads, -1)), weight.shape, weight, step.epsilon).flatten(1))
+        return state.values[value]
+
+    return run
 
 
 def _gate(step: Gate) -> Operation:
@@ -238,8 +275,12 @@ def _attend_in_focus(step: Attend) -> Operation:
 
 def _heads(step: Attend, state: State) -> tuple[Tensor, Tensor, Tensor]:
     """Returns query, key and value by head, (rows, A, D)."""
-    parts = (state[place] for place in (step.query, step.key, step.value))
-    query, key, value = (x.view(len(x), step.heads, -1) for x in parts)
+    query, key, value = (
+        state[place].unflatten(1, (heads, -1))
+        for place, heads in ((step.query, step.heads), (step.key, step.key_heads), (step.value, step.key_heads))
+    )
+    if (times := step.heads // step.key_heads) > 1:
+        key, value = (x.repeat_interleave(times, 1) for x in (key, value))
     return query, key, value
 
 

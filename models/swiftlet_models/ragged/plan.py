@@ -17,6 +17,7 @@ from swiftlet_models.program import (
     LookUp,
     Multiply,
     Norm,
+    NormHeads,
     Place,
     Program,
     Read,
@@ -108,13 +109,13 @@ def inputs(step: Step) -> set[str]:
     match step:
         case LookUp():  # it keeps other columns, or adds to its own
             return {step.out.value}
-        case Multiply():
+        case Multiply() | Norm():
             return {step.x, step.residual.value} if step.residual else {step.x}
         case Attend():
             return {step.query.value, step.key.value, step.value.value}
-        case Rotate():
+        case NormHeads() | Rotate():
             return {step.x.value}
-        case Norm() | Gate() | Read():
+        case Gate() | Read():
             return {step.x}
 
 
@@ -163,7 +164,7 @@ def embeddings(steps: tuple[Step, ...], widths: Widths) -> Iterator[Embeddings]:
             return
     parts = words, position, token_type[0] if token_type else None
     match steps[stop : stop + 1]:
-        case [Norm(x=x) as norm] if x == output(words):
+        case [Norm(x=x, centres=True, residual=None) as norm] if x == output(words):
             yield Embeddings(steps[: stop + 1], *parts, norm)
     yield Embeddings(steps[:stop], *parts, None)
 
@@ -182,7 +183,7 @@ def _summed(steps: tuple[Step, ...], widths: Widths) -> list[LookUp]:
 def add_and_norm(steps: tuple[Step, ...], _: Widths) -> Iterator[AddAndNorm]:
     """Yields a product with a residual, and the norm that follows."""
     match steps[:2]:
-        case [Multiply(residual=Place() as residual) as multiply, Norm(x=x) as norm]:
+        case [Multiply(residual=Place() as residual) as multiply, Norm(x=x, centres=True, residual=None) as norm]:
             if _adds(multiply, residual) and x == multiply.out:
                 yield AddAndNorm(steps[:2], multiply, residual, norm)
 

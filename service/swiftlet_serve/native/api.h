@@ -66,7 +66,7 @@ bool batch_valid(const Model& m, const Batch& batch, std::int64_t candidates) {
 }  // namespace
 
 // The version of these functions and of programs. Python refuses a library of another version.
-EXPORT int swiftlet_interface() { return 6; }
+EXPORT int swiftlet_interface() { return 7; }
 
 EXPORT const char* swiftlet_kernel() { return Isa::name; }
 
@@ -200,7 +200,7 @@ EXPORT int swiftlet_attend(int queries, int keys, int heads, int depth, const fl
             pack({k + at, width}, {v + at, width}, first, std::min(step, keys - first), keys, heads, depth, to, memory);
         }
         const Placement placement{bias, 2 * keys - 1 + lanes, keys, causal != 0, window, positions};
-        attend({q, width}, queries, to, keys, heads, depth, placement, out, width, memory);
+        attend({q, width}, queries, to, keys, heads, 1, depth, placement, out, width, memory);
         return ok;
     });
 }

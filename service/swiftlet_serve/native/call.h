@@ -150,7 +150,7 @@ class Call : public Tasks {
     // The packed floats of a key and a value, of all heads.
     std::size_t floats_per_key(const Step& s) const {
         const TileCall tiles(tiles_);
-        return packed_size(packed_rows, s.heads, s.width / s.heads) / packed_rows;
+        return packed_size(packed_rows, s.key_heads, s.width / s.heads) / packed_rows;
     }
     // Whether a value is in the call's memory, and not in that of the thread that runs a part.
     bool in_call(int value) const {
@@ -232,6 +232,7 @@ class Call::Worker {
             case Kind::read: return s.how == How::focus ? gather(s) : pool(s);
             case Kind::gate: return gate(s);
             case Kind::rotate: return rotate(s);
+            case Kind::norm_heads: return normalise_heads(s);
         }
     }
 
@@ -341,14 +342,35 @@ class Call::Worker {
     void normalise(const Step& s) {
         const int width = program_.width(s.out), stride = program_.stride(s.out);
         const Ranges ranges = memory_.ranges();
-        const float *from = rows(s.x.value), *weight = model_.vector(s.parameter), *bias = model_.vector(s.bias);
+        const float *from = rows(s.x.value), *weight = model_.vector(s.parameter), *bias = s.bias == none ? nullptr : model_.vector(s.bias);
+        const float* residual = s.residual.value == none ? nullptr : rows(s.residual.value) + s.residual.first;
         float* to = rows(s.out);
+        float* own = memory_.attention.reserve(residual ? width : 0);
         for (int i = 0; i < count_; i++, from += stride, to += stride) {
             Floats low, high;
-            if (from != to) std::memcpy(to, from, width * sizeof(float));
-            layer_norm(to, width, weight, bias, s.epsilon, low, high);
+            float* y = residual ? own : to;
+            if (from != y) std::memcpy(y, from, width * sizeof(float));
+            bias ? layer_norm(y, width, weight, bias, s.epsilon, low, high) : rms_norm(y, width, weight, s.epsilon, low, high);
+            if (residual) {
+                low = high = Isa::zero();
+                for (int d = 0; d < width; d += lanes) {
+                    const Floats sum = Isa::add(Isa::load(residual + d), Isa::load(y + d));
+                    low = Isa::min(low, sum), high = Isa::max(high, sum);
+                    Isa::store(to + d, sum);
+                }
+                residual += program_.stride(s.residual.value);
+            }
             if (s.ranged) Isa::store(ranges.from(i).low, low), Isa::store(ranges.from(i).high, high);
         }
+    }
+
+    void normalise_heads(const Step& s) {
+        const int depth = s.width / s.heads, stride = program_.stride(s.out);
+        const float* weight = model_.vector(s.parameter);
+        float* x = rows(s.out) + s.x.first;
+        Floats low, high;
+        for (int i = 0; i < count_; i++, x += stride)
+            for (float* head = x; head < x + s.width; head += depth) rms_norm(head, depth, weight, s.epsilon, low, high);
     }
 
     // Packs the keys and values that a segment has computed for the part.
@@ -360,7 +382,7 @@ class Call::Worker {
             const int keys = batch_.length(sequence);
             float* scratch = memory_.attention.reserve(packing_scratch(end - row, depth));
             pack({rows(s.key.value, row) + s.key.first, key_stride}, {rows(s.value.value, row) + s.value.first, value_stride},
-                 static_cast<int>(row - batch_.offsets[sequence]), end - row, keys, s.heads, depth, packed(s, sequence), scratch);
+                 static_cast<int>(row - batch_.offsets[sequence]), end - row, keys, s.key_heads, depth, packed(s, sequence), scratch);
         }
     }
 
@@ -386,7 +408,7 @@ class Call::Worker {
                 placement.first = static_cast<int>(row - batch_.offsets[sequence]);
             const bool has_distances = s.relative_rows != none;
             float* scratch = memory_.attention.reserve(has_distances ? relative_scratch(depth, end - row, keys) : attention_scratch(depth));
-            attend({q, q_stride}, end - row, packed(s, sequence), keys, s.heads, depth, placement, to, stride, scratch, has_distances ? &relative : nullptr);
+            attend({q, q_stride}, end - row, packed(s, sequence), keys, s.heads, s.heads / s.key_heads, depth, placement, to, stride, scratch, has_distances ? &relative : nullptr);
             q += static_cast<std::size_t>(end - row) * q_stride, to += static_cast<std::size_t>(end - row) * stride;
         }
     }

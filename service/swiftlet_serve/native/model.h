@@ -150,7 +150,11 @@ class Model {
                 require(products_[s.parameter].is(width, program_.width(s.x.value)));
                 if (s.gain != none) is(s.gain, width);
                 break;
-            case Kind::norm: is(s.parameter, width), is(s.bias, width); break;
+            case Kind::norm:
+                is(s.parameter, width);
+                if (s.bias != none) is(s.bias, width);
+                break;
+            case Kind::norm_heads: is(s.parameter, s.width / s.heads); break;
             case Kind::attend:
                 if (s.bias != none) pad_position_bias(s);
                 if (s.relative_rows != none) take_distances(s, is);
