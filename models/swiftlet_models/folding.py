@@ -160,7 +160,8 @@ def _check_traits(traits: Traits) -> None:
     unsupported = {
         "a NoNorm or a bottleneck is preceded by a norm": traits.norm_position != "after"
         and (traits.norm == "no_norm" or traits.bottleneck is not None),
-        "a gate, a rotation, a distance, heads of keys or a norm of heads meets a bottleneck": traits.bottleneck is not None
+        "a gate, a rotation, a distance, heads of keys or a norm of heads meets a bottleneck": traits.bottleneck
+        is not None
         and any(
             [
                 *(traits.relative, traits.key_heads, traits.head_norm, traits.norm == "rms_norm"),
@@ -229,7 +230,7 @@ class _Network:
         return self.with_no_norm(name + ".dense", name + ".norm")
 
     def take_residual_product(self, name: str, source: str, product: str, norm: str) -> None:
-        """Takes a product that a residual is added to, and the norm that follows it or the addition, if there is one."""
+        """Takes a product that a residual is added to, and the norm that follows it or the addition, if any does."""
         if self.traits.norm == "no_norm":
             self.products[name] = self.with_no_norm(source + product, source + norm)
             self.vectors[name + ".gain"] = self.array(f"{source}{norm}.weight")
@@ -327,9 +328,7 @@ class _Network:
             self.take_distances(name, source, relative, scale)
         if self.traits.head_norm:
             for part, factor in (("query_norm", scale), ("key_norm", 1)):
-                self.vectors[name + part] = (
-                    self.array(f"{source}{part}.weight") + self.traits.norm_offset
-                ) * factor
+                self.vectors[name + part] = (self.array(f"{source}{part}.weight") + self.traits.norm_offset) * factor
         else:
             query = _scale(query, scale)
         if bottleneck:
@@ -422,7 +421,11 @@ class _Network:
     def layer(self, name: str, attention: AttentionTraits, *, reads: bool = False) -> Iterator[Step]:
         """Yields the steps of a layer. If it is the last one, the head `reads` a part of its rows."""
         traits, width = self.traits, self.sizes.keys
-        query, key, value = Place("query", 0, self.sizes.attended), Place("key_value", 0, width), Place("key_value", width, width)
+        query, key, value = (
+            Place("query", 0, self.sizes.attended),
+            Place("key_value", 0, width),
+            Place("key_value", width, width),
+        )
         residual = Place("query", query.width, query.width) if traits.bottleneck else self.place("hidden")
         if self.kept:
             yield from self.narrow_inputs(name, self.kept, reads=reads)

@@ -72,16 +72,15 @@ class MaskedLM(nn.Module):
         super().__init__()
         p = config.prediction_size
         self.act = ACTIVATIONS[config.prediction_act]
-        has_map = config.traits().prediction_map
-        self.transform = nn.Linear(config.hidden_size, p) if has_map else None
-        self.norm = nn.LayerNorm(p, config.layer_norm_eps) if has_map else None
+        self.transform = nn.Linear(config.hidden_size, p)
+        self.norm = nn.LayerNorm(p, config.layer_norm_eps)
         missing = p - config.embedding_size
         self.extra = nn.Parameter(torch.empty(config.vocab_size, missing)) if missing else None
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def forward(self, rows: Tensor, words: Tensor) -> Tensor:
         """words: the encoder's word embeddings, (V, E)."""
-        x = rows if self.transform is None or self.norm is None else self.norm(self.act(self.transform(rows)))  # (N, P)
+        x = self.norm(self.act(self.transform(rows)))  # (N, P)
         if self.extra is None:
             return F.linear(x, words, self.bias)
         stored, missing = x[:, : words.shape[1]], x[:, words.shape[1] :]
@@ -90,7 +89,10 @@ class MaskedLM(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """One logit per vocabulary token for the next token, computed with the encoder's own word embeddings."""
+    """One logit per vocabulary token for the next token, computed with the encoder's own word embeddings.
+
+    It is also the masked-LM head of architectures without a map in front of the vocabulary.
+    """
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -186,7 +188,7 @@ def build(
         case "token":
             layers = TokenOutput(settings, width)
         case "masked_lm":
-            layers = MaskedLM(settings)
+            layers = MaskedLM(settings) if settings.traits().prediction_map else CausalLM(settings)
         case "causal_lm":
             layers = CausalLM(settings)
         case "embedding":

@@ -120,6 +120,8 @@ def check_sizes(config: Config, sizes: Sizes) -> None:
     key_heads = traits.key_heads or traits.heads
     if sizes.attended % traits.heads:
         raise ParametersError(f"{traits.heads} heads do not divide the width {sizes.attended}")
+    if (stated := getattr(config, "depth", sizes.attended // traits.heads)) * traits.heads != sizes.attended:
+        raise ParametersError(f"a head is {stated} wide, but in the parameters {sizes.attended // traits.heads}")
     if traits.heads % key_heads or sizes.keys * traits.heads != sizes.attended * key_heads:
         raise ParametersError(f"{key_heads} heads of keys do not fit {traits.heads} heads of queries")
 
@@ -249,8 +251,8 @@ class _Expected:
             if traits.first_norm or name != traits.layers[0]:
                 self._norm(layer + "attention_norm", c)
             for network in traits.feed_forward:
-                for inner in filter(None, (network.gate, network.inner)):
-                    self._linear(layer + inner, self.intermediate, c)
+                for part in filter(None, (network.gate, network.inner)):
+                    self._linear(layer + part, self.intermediate, c)
                 self._linear(layer + network.outer, c, self.intermediate)
                 self._norm(layer + network.norm, c)
             if traits.norm_position == "around":

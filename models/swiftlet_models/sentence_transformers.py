@@ -1,18 +1,20 @@
 """Reads the description of a sentence-transformers directory: pooling, normalisation, length, prompts and activation.
 
-`modules.json` lists the modules of an embedding model. Supported are a Transformer, then Pooling, then optionally
-Dense, then optionally Normalize. The Transformer is a checkpoint of transformers, which `convert.py` reads. A
-CrossEncoder is a checkpoint whose configuration names the activation of its only output.
+`modules.json` lists the modules of an embedding model. Supported are a Transformer, then Pooling, then any number of
+Dense, of which only the last may have an activation, then optionally Normalize. The Transformer is a checkpoint of
+transformers, which `convert.py` reads. A CrossEncoder is a checkpoint whose configuration names the activation of its
+only output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from swiftlet_models.artifact import Dense, Embedding, Pooling, Problem
 from swiftlet_models.checkpoint_tensors import ConversionError, open_tensors, read_object
@@ -28,7 +30,7 @@ LENGTHS: Final = tuple(
 
 _CLASSIFIER: Final = ("Transformer", "LogitScore")  # the modules of a CrossEncoder
 
-_POOLINGS: Final[Mapping[str, Pooling]] = {"cls": "cls", "mean": "mean", "max": "max"}
+_POOLINGS: Final[Mapping[str, Pooling]] = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 _FLAGS: Final = {  # settings of older versions, one for each pooling
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -78,7 +80,8 @@ def read_encoder(directory: Path, pooling: Pooling | None = None) -> SentenceEnc
         raise ConversionError(f"{MODULES} sets the pooling, so --pooling is not allowed.")
     modules = _modules(directory)
     kinds = [kind for kind, _ in modules]
-    allowed = ["Transformer", "Pooling", *(kind for kind in ("Dense", "Normalize") if kind in kinds)]
+    dense = [path for kind, path in modules if kind == "Dense"]
+    allowed = ["Transformer", "Pooling", *["Dense"] * len(dense), *(["Normalize"] if "Normalize" in kinds else [])]
     for kind in kinds:
         if kind not in allowed:
             raise ConversionError(
@@ -88,11 +91,11 @@ def read_encoder(directory: Path, pooling: Pooling | None = None) -> SentenceEnc
         raise ConversionError(f"{MODULES}: the modules {', '.join(kinds)} are not supported in this order.")
     checkpoint = modules[0][1]
     prompts, default = _prompts(directory)
-    dense, parameters = _dense(modules[2][1]) if "Dense" in kinds else (None, {})
+    activation, parameters = _dense(dense) if dense else (None, {})
     embedding = Embedding(
         pooling=_pooling(modules[1][1], has_prompts=any(prompts.values())),
         normalize="Normalize" in kinds,
-        dense=dense,
+        dense=activation,
         prompts=prompts,
         default_prompt=default,
     )
@@ -139,7 +142,20 @@ def _pooling(directory: Path, *, has_prompts: bool) -> Pooling:
     return _POOLINGS[names[0]]
 
 
-def _dense(directory: Path) -> tuple[Dense, Weights]:
+def _dense(directories: Sequence[Path]) -> tuple[Dense, Weights]:
+    """Reads Dense modules as one. Maps without an activation between them are one map, which is computed in fp64."""
+    *first, (activation, weight, bias) = map(_one_dense, directories)
+    for earlier, inner, inner_bias in reversed(first):
+        if earlier != "identity":
+            raise ConversionError("a Dense module with an activation is followed by another, which is not supported.")
+        if inner.shape[0] != weight.shape[1]:
+            raise ConversionError("the Dense modules do not fit together.")
+        wide = weight.astype(np.float64)
+        weight, bias = (wide @ inner).astype(np.float32), (wide @ inner_bias + bias).astype(np.float32)
+    return activation, {"head.output.weight": weight, "head.output.bias": bias}
+
+
+def _one_dense(directory: Path) -> tuple[Dense, NDArray[np.floating[Any]], NDArray[np.floating[Any]]]:
     config = read_object(directory / "config.json")
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
@@ -152,10 +168,7 @@ def _dense(directory: Path) -> tuple[Dense, Weights]:
         if weight is None or len(weight.shape) != 2:
             raise ConversionError("the Dense module has no matrix linear.weight.")
         bias = tensors.get("linear.bias", np.zeros(len(weight), np.float32))
-        return _ACTIVATIONS[activation], {
-            "head.output.weight": np.asarray(weight),
-            "head.output.bias": np.asarray(bias),
-        }
+        return _ACTIVATIONS[activation], np.asarray(weight), np.asarray(bias)
 
 
 def _prompts(directory: Path) -> tuple[dict[str, str], str | None]:

@@ -5,20 +5,20 @@ The reference computes each sequence alone.
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pytest
 import torch
 import transformers
-from torch import Tensor
+from transformers.models.t5.modeling_t5 import T5Attention
 
-from swiftlet_models.architectures.descriptions import eurobert, gemma3_text, qwen3, t5
+from swiftlet_models.architectures.descriptions import t5  # type: ignore[attr-defined]  # found at run time
+from swiftlet_models.architectures.traits import PositionBias
 from swiftlet_models.artifact import Embedding
 from swiftlet_models.checkpoint_tensors import ConversionError
-from swiftlet_models.folding import fold
 from tests.support.checkpoints import (
     Shape,
     Task,
@@ -146,3 +146,77 @@ def test_encoder_computes_the_vectors_of_transformers(name: str, pooling: Any, t
     expected = torch.stack([row[-1] if pooling == "last" else row.mean(0) for row in hidden])
 
     assert relative_error(our_rows(converted.model, batch), expected) <= TOLERANCE[torch.float32]
+
+
+@torch.no_grad()
+def test_original_checkpoint_of_nomic_is_the_same_network(tmp_path: Path) -> None:
+    """transformers writes its tensors, and its settings have names of their own."""
+    model = reference(SHAPES["nomic"], "fill-mask")
+    model.save_pretrained(tmp_path)
+    expected = convert(tmp_path, "masked_lm", "vocabulary")
+    own = {
+        "n_embd": 48,
+        "n_head": 4,
+        "n_inner": 96,
+        "n_layer": 4,
+        "n_positions": 64,
+        "rotary_emb_base": 77,
+        "layer_norm_epsilon": 0.05,
+        "activation_function": "swiglu",
+        "vocab_size": VOCABULARY,
+        "type_vocab_size": 2,
+        "model_type": "nomic_bert",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(own), "utf-8")
+    original = convert(tmp_path, "masked_lm", "vocabulary")
+
+    assert {**original.config, "head_dim": 12} == expected.config
+    edit(tmp_path / "config.json", prenorm=True)
+    with pytest.raises(ConversionError, match="prenorm True is not supported"):
+        convert(tmp_path, "masked_lm", "vocabulary")
+
+
+_YARN: Final = {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("gemma", {"use_bidirectional_attention": None}, "generators of text are not supported"),
+        ("gemma", {"layer_types": ["full_attention"] * 3}, "layer_types does not name each layer"),
+        ("gemma", {"layer_types": ["linear_attention"] * 4}, "layer_types is not supported"),
+        ("gemma", {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping 30.0 is not supported"),
+        ("gemma", {"rope_parameters": [1]}, "rope_parameters has an invalid value"),
+        ("gemma", {"rope_parameters": {"full_attention": {"factor": 8.0}}}, "rope_type or a setting"),
+        ("gemma", {"sliding_window": 0}, "sliding_window has an invalid value"),
+        ("gemma", {"max_position_embeddings": 131072}, "max_position_embeddings has an invalid value"),
+        ("qwen3", {"use_sliding_window": True}, "use_sliding_window True is not supported"),
+        ("qwen3", {"layer_types": ["sliding_attention"] * 4}, "layer_types is not supported"),
+        ("qwen3", {"num_key_value_heads": 3}, "num_key_value_heads 3 does not divide num_attention_heads 4"),
+        ("qwen3", {"num_key_value_heads": 4}, "4 heads of keys do not fit 4 heads of queries"),
+        ("qwen3", {"head_dim": 15}, "odd"),
+        ("qwen3", {"attention_bias": True}, "is not in the checkpoint"),
+        ("qwen3", _YARN, "rope_type or a setting"),
+        ("qwen3", {"rope_scaling": {"type": "yarn"}}, "rope_scaling"),
+        ("t5", {"feed_forward_proj": "mixed-gelu"}, "feed_forward_proj has an invalid value"),
+        ("t5", {"feed_forward_proj": "swish"}, "hidden_act 'swish' is not one of"),
+        ("t5", {"relative_attention_num_buckets": 30}, "relative_attention_num_buckets is no multiple of 4"),
+        ("t5", {"relative_attention_max_distance": 8}, "relative_attention_max_distance is shorter"),
+        ("t5", {"d_kv": 24}, "a head is 24 wide, but in the parameters 16"),
+    ],
+)
+def test_other_forms_are_refused(name: str, changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    encoder(name).save_pretrained(tmp_path)
+    edit(tmp_path / "config.json", **changes)
+    with pytest.raises(ConversionError, match=reason):
+        convert(tmp_path, "embedding", "vocabulary", embedding=Embedding("mean"))
+
+
+def test_buckets_of_distances_are_those_of_t5() -> None:
+    distances = torch.arange(-300, 301)
+    for buckets, longest in ((32, 128), (8, 128), (64, 250), (32, 9)):
+        config = t5.Config(relative_attention_num_buckets=buckets, relative_attention_max_distance=longest)
+        bias = PositionBias(config.boundaries())
+        expected = T5Attention._relative_position_bucket(distances, True, buckets, longest)  # type: ignore[no-untyped-call]
+
+        assert [bias.bucket(int(d)) for d in distances] == expected.tolist()

@@ -377,7 +377,7 @@ ODD: dict[str, Make] = {
     "BertForMultipleChoice": config(architectures=["BertForMultipleChoice"]),
     "a classifier that does not tie its words": config(tie_word_embeddings=False),
     "a masked LM that does not tie its words": several(another("MaskedLM"), config(tie_word_embeddings=False)),
-    **{f"model_type {name}": config(model_type=name) for name in ("llama", "longformer", "t5", "clip")},
+    **{f"model_type {name}": config(model_type=name) for name in ("llama", "longformer", "bart", "clip")},
     # Tokenizers
     "vocab.txt alone": removed("tokenizer_config.json"),
     "tokenizer.json alone": fast,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from swiftlet_models.architectures.descriptions import describing
-from swiftlet_models.architectures.traits import Activation, Count, EmbeddingTraits, Traits
+from swiftlet_models.architectures.traits import Activation, EmbeddingTraits, Traits
 
 from . import standard
 from .standard import TRANSPOSED as TRANSPOSED

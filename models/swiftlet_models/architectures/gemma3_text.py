@@ -88,7 +88,8 @@ def translate(settings: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError("use_bidirectional_attention is not true, and generators of text are not supported.")
     own["hidden_act"] = settings.get("hidden_activation", "gelu_pytorch_tanh")
     for kind, name in (("full_attention", "rope_theta"), ("sliding_attention", "rope_local_base_freq")):
-        own |= {name: theta for theta in standard.rotation(settings, kind).values()}
+        if rotation := standard.rotation(settings, kind):
+            own[name] = rotation["rope_theta"]
     count = settings.get("num_hidden_layers", 26)
     every = settings.get("sliding_window_pattern", settings.get("_sliding_window_pattern", 6))
     kinds = settings.get("layer_types")

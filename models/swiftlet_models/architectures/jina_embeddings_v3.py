@@ -6,9 +6,8 @@ transformers. The adapter of a task is merged as any other (`swiftlet_models/ada
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from swiftlet_models.architectures.descriptions import describing
 from swiftlet_models.architectures.traits import Activation, Count, EmbeddingTraits, Traits

@@ -193,12 +193,13 @@ if not describing(__name__):
             if turns is not None:
                 query, key = rotate(query, turns, self.heads), rotate(key, turns, self.key_heads)
             key, value = (self.for_each_head(part) for part in (key, self.value(x)))
-            attended: Tensor = self.output_norm(self.output(attend(query * self.scale, key, value, self.heads, bias)))
-            return self.dropout(attended)
+            attended = attend(query * self.scale, key, value, self.heads, bias)
+            out: Tensor = self.dropout(self.output_norm(self.output(attended)))
+            return out
 
         def for_each_head(self, x: Tensor) -> Tensor:
             """Repeats keys or values (B, S, .) for each head of the query that they serve: (B, S, C)."""
-            parts = x.unflatten(2, (self.key_heads, -1))
+            parts = x.view(*x.shape[:2], self.key_heads, -1)
             return parts.repeat_interleave(self.heads // self.key_heads, 2).flatten(2)
 
         def widened(self, x: Tensor) -> Tensor:
@@ -240,7 +241,8 @@ if not describing(__name__):
             if traits.position_bias:
                 bias = bias + position_bias(self.position_bias.weight, traits.position_bias.boundaries, size)
             features = [x]
-            for layer, own in zip(self.layers, traits.attention or (AttentionTraits(),) * len(self.layers), strict=True):
+            attention = traits.attention or (AttentionTraits(),) * len(self.layers)
+            for layer, own in zip(self.layers, attention, strict=True):
                 within = bias if own.window is None else torch.minimum(bias, window_bias(size, own.window, x))
                 turns = getattr(self, _turns(own.theta)) if own.theta else None
                 features.append(layer(features[-1], within, turns))
@@ -258,13 +260,13 @@ def rotation(settings: Mapping[str, Any], kind: str | None = None) -> dict[str, 
         ValueError: the angles have a form that is not implemented.
     """
     given = settings.get("rope_parameters") or {}
-    given = (given.get(kind) if kind and isinstance(given, dict) else given) or {}
+    if kind and isinstance(given, dict):
+        given = given.get(kind) or {}
     if not isinstance(given, dict):
-        raise ValueError("rope_parameters has an invalid value.")
-    if given.get("rope_type", "default") != "default" or given.keys() - {"rope_theta", "rope_type", "partial_rotary_factor"}:
+        raise ValueError("rope_parameters has an invalid value.")  # noqa: TRY004  # of a file
+    plain = {"rope_type": "default", "partial_rotary_factor": 1.0, "rope_theta": 0}
+    if {**plain, **given, "rope_theta": 0} != plain:
         raise ValueError("rope_parameters has a rope_type or a setting that is not supported, only 'default' is.")
-    if given.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError("rope_parameters: partial_rotary_factor is not supported.")
     return {"rope_theta": given["rope_theta"]} if "rope_theta" in given else {}
 
 
@@ -276,7 +278,10 @@ TRANSPOSED: Final[tuple[str, ...]] = ()
 _LAYER: Final = r"^((?:\w+\.)*)layers?\.(\d+)\."
 # The parameters of a layer in transformers, as (pattern, replacement), without its norms.
 LAYERS: Final = (
-    *((_LAYER + rf"self_attn\.{name[0]}_proj\.", rf"encoder.layers.\2.{name}.") for name in ("query", "key", "value", "output")),
+    *(
+        (_LAYER + rf"self_attn\.{name[0]}_proj\.", rf"encoder.layers.\2.{name}.")
+        for name in ("query", "key", "value", "output")
+    ),
     *((_LAYER + rf"self_attn\.{name[0]}_norm\.", rf"encoder.layers.\2.{name}_norm.") for name in ("query", "key")),
     (_LAYER + r"mlp\.gate_proj\.", r"encoder.layers.\2.ffn_gate."),
     (_LAYER + r"mlp\.up_proj\.", r"encoder.layers.\2.ffn_in."),

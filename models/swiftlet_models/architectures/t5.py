@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from swiftlet_models.architectures.descriptions import describing
-from swiftlet_models.architectures.traits import Activation, Count, EmbeddingTraits, PositionBias, Range, Traits
+from swiftlet_models.architectures.traits import Activation, EmbeddingTraits, PositionBias, Range, Traits
 
 from . import standard
 from .standard import FIXED as FIXED

@@ -240,8 +240,8 @@ class Traits:
     first_norm: bool = True
     """Whether a norm precedes the first layer's attention, if the norms precede."""
     classifier_pooling: Literal["cls", "mean", "late"] = "cls"
-    """What the head that classifies texts reads: the token in focus, or the mean of all; late: the mean of all after the
-    pooler's map and activation."""
+    """What the head that classifies texts reads: the token in focus, or the mean of all tokens, or late, the mean of
+    what the pooler makes of each."""
     prediction_map: bool = True
     """Whether the masked-LM head has a linear map, an activation and a norm before the vocabulary."""
     classifier_norm: bool = False

@@ -397,7 +397,9 @@ class Network:
         return y if step.residual is None else self.graph.add("Add", [self.read(step.residual), y])
 
     def normed_heads(self, step: NormHeads) -> str:
-        parts = self.graph.add("Reshape", [self.read(step.x), numbers(self.graph, -1, step.heads, step.x.width // step.heads)])
+        parts = self.graph.add(
+            "Reshape", [self.read(step.x), numbers(self.graph, -1, step.heads, step.x.width // step.heads)]
+        )
         y = self.by_root_mean_square(parts, self.vector(step.norm), step.epsilon)
         return self.graph.add("Reshape", [y, numbers(self.graph, -1, step.x.width)])
 

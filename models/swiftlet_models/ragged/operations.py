@@ -206,7 +206,8 @@ def _norm_heads(step: NormHeads, parameters: Parameters) -> Operation:
 
     def run(state: State) -> Tensor:
         place = state[step.x]
-        place.copy_(F.rms_norm(place.unflatten(1, (step.heads, -1)), weight.shape, weight, step.epsilon).flatten(1))
+        by_head = place.reshape(len(place), step.heads, -1)
+        place.copy_(F.rms_norm(by_head, weight.shape, weight, step.epsilon).flatten(1))
         return state.values[value]
 
     return run
@@ -276,7 +277,7 @@ def _attend_in_focus(step: Attend) -> Operation:
 def _heads(step: Attend, state: State) -> tuple[Tensor, Tensor, Tensor]:
     """Returns query, key and value by head, (rows, A, D)."""
     query, key, value = (
-        state[place].unflatten(1, (heads, -1))
+        state[place].view(len(state[place]), heads, -1)
         for place, heads in ((step.query, step.heads), (step.key, step.key_heads), (step.value, step.key_heads))
     )
     if (times := step.heads // step.key_heads) > 1:

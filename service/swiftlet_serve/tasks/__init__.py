@@ -10,13 +10,16 @@ The tasks here follow the pipelines of the same names in transformers 4.57.1, an
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, Protocol, cast
 
+import numpy as np
+
 from swiftlet_models import architectures
 from swiftlet_models.artifact import Head, Manifest, Outputs
-from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_models.tokenizer import Encoding, Tokenizer
 from swiftlet_serve import plugins
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.types import Task
@@ -75,6 +78,11 @@ def head_width(outputs: Outputs, labels: int, vocab_size: int, hidden: int = 0) 
     """Returns the number of outputs per position for a model of these sizes."""
     sizes = {"labels": labels, "vocabulary": vocab_size, "hidden": hidden}
     return outputs if isinstance(outputs, int) else sizes[outputs]
+
+
+def read_last(encodings: Iterable[Encoding]) -> list[Encoding]:
+    """Returns sequences whose head reads the last token."""
+    return [replace(encoding, focus=np.array([len(encoding.input_ids) - 1])) for encoding in encodings]
 
 
 def is_causal(manifest: Manifest) -> bool:

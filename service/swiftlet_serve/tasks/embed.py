@@ -167,9 +167,10 @@ class Embed:
             if not text.strip():
                 raise empty_input(pointer)
         try:
-            return self.tokenizer.encode([prompt + text for text in texts], self.max_tokens, truncate=truncate)
+            encodings = self.tokenizer.encode([prompt + text for text in texts], self.max_tokens, truncate=truncate)
         except TextTooLong as error:
             raise too_many_tokens(pointers[error.index], self.max_tokens) from None
+        return tasks.read_last(encodings) if self.embedding.pooling == "last" else encodings
 
     def _encode_ids(self, request: TokenIdsRequest, prompt: str, *, truncate: bool) -> list[Encoding]:
         """Encodes rows of token ids. A flat list is one row.
@@ -193,9 +194,10 @@ class Embed:
             if not used - {*before, *after}:
                 raise empty_input(place)
         try:
-            return self.tokenizer.encode_ids(rows, self.max_tokens, truncate=truncate, whole=request.whole)
+            encodings = self.tokenizer.encode_ids(rows, self.max_tokens, truncate=truncate, whole=request.whole)
         except TextTooLong as error:
             raise too_many_tokens(places[error.index], self.max_tokens) from None
+        return tasks.read_last(encodings) if self.embedding.pooling == "last" else encodings
 
     def decode(
         self, request: EmbedRequest, encodings: Sequence[Encoding], rows: Sequence[Row]

@@ -40,7 +40,7 @@ from tests.support.native_kernels import (
 # Sequences of different lengths; the head reads nothing of one of them.
 MIXED = [encoding(11, [0, 3, 10], 1), encoding(1, [0], 2), encoding(7, [], 4), encoding(24, [23, 5], 3)]
 FP32 = 3e-6  # measured: 2e-7 to 6e-7
-# Measured on these networks with random weights: 0.013 to 0.033, and up to 0.096 with the scores of T5 and Gemma, which are large.
+# Measured on these networks with random weights: 0.013 to 0.033, and up to 0.096 with the large scores of T5 and Gemma.
 INT8 = 0.1
 SIGNED = pytest.param(
     in_signed, INT8, marks=pytest.mark.skipif(not onnx_cpu.adds_in_32_bits(), reason="this CPU saturates products")
