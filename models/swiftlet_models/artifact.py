@@ -60,7 +60,8 @@ CERTIFICATE: Final = "certificate.json"
 SIGNATURE: Final = "certificate.sig"
 
 FORMATS: Final[Mapping[str, int]] = {WEIGHTS: 2, ONNX: 1}  # by the file of the parameters
-LATER: Final = ("embedding", "decisions", "languages", "reading", "labelling")  # fields that manifests of older versions lack
+# Fields that manifests of older versions lack.
+LATER: Final = ("embedding", "decisions", "languages", "reading", "labelling")
 REQUIRED: Final = frozenset({TOKENIZER, GOLDEN, CARD})  # and one of FORMATS
 OPTIONAL: Final = frozenset({SAFETENSORS, ACTIVATIONS, HEAD, *FORMATS})
 UNLISTED: Final = (CERTIFICATE, SIGNATURE)  # files that may lie beside those that a manifest lists

@@ -124,8 +124,8 @@ def _read_gliner(directory: Path) -> LabelCheckpoint:
     config = read_object(directory / GLINER)
     if config.get("model_type", "gliner") not in _MODEL_TYPES:
         raise ConversionError(
-            f"{GLINER}: model_type {config['model_type']!r} is not supported, only GLiNER with one encoder, for spans or "
-            "tokens."
+            f"{GLINER}: model_type {config['model_type']!r} is not supported, only GLiNER with one encoder, for "
+            "spans or tokens."
         )
     _check(GLINER, config, _GLINER)
     encoder = _encoder(GLINER, config, _SAVE)

@@ -212,7 +212,7 @@ class Scorer:
                 self._projection("span_rep_layer.span_rep_layer.out_project", 2 * width)
             case "words":
                 self._take_rnn()
-                self._pair("scorer", outputs=3)
+                self._pair("proj_token", outputs=3)
             case "text":
                 self._take_text()
         for name in sorted(head.keys() - self._known):
@@ -221,8 +221,8 @@ class Scorer:
     def probabilities(self, text: LabelledText, row: Floats) -> Floats:
         """Returns the probabilities of a sequence from its rows, (F, H).
 
-        For `spans` (W, K, C): of words i to i + k, zero beyond the last word. For `words` (W, C, 3): that a word begins,
-        ends and is part of a span. For `text` (C,).
+        For `spans` (W, K, C): of words i to i + k, zero beyond the last word. For `words` (W, C, 3): that a word
+        begins, ends and is part of a span. For `text` (C,).
         """
         return sigmoid(self.logits(text, row))
 
@@ -234,7 +234,7 @@ class Scorer:
             case "spans":
                 return self._spans(labels, self._rnn(words))
             case "words":
-                return self._scores("scorer", labels, self._rnn(words))
+                return self._scores("proj_token", labels, self._rnn(words))
         return self._text(labels, words)
 
     # ---- parameters
@@ -255,12 +255,11 @@ class Scorer:
         self._linear(f"{name}.0", 4 * self._width, inputs)
         self._linear(f"{name}.3", self._width, 4 * self._width)
 
-    def _pair(self, name: str, outputs: int) -> None:
-        texts = "proj_text" if outputs == 1 else "proj_token"
-        for part in (texts, "proj_label"):
-            self._linear(f"{name}.{part}", 2 * self._width, self._width)
-        self._linear(f"{name}.out_mlp.0", 4 * self._width, 3 * self._width)
-        self._linear(f"{name}.out_mlp.3", outputs, 4 * self._width)
+    def _pair(self, text: str, outputs: int) -> None:
+        for part in (text, "proj_label"):
+            self._linear(f"scorer.{part}", 2 * self._width, self._width)
+        self._linear("scorer.out_mlp.0", 4 * self._width, 3 * self._width)
+        self._linear("scorer.out_mlp.3", outputs, 4 * self._width)
 
     def _take_rnn(self) -> None:
         half = self._width // 2
@@ -279,7 +278,7 @@ class Scorer:
             self._linear(f"{name}.linear_2", self._width, inner)
         match self.labelling.scorer:
             case "weighted-dot":
-                self._pair("scorer", outputs=1)
+                self._pair("proj_text", outputs=1)
             case "mlp":
                 middle = len(self._head.get("scorer.mlp.0.weight", ()))
                 self._linear("scorer.mlp.0", middle, 2 * self._width)
@@ -326,17 +325,16 @@ class Scorer:
             logits[: count - k, k] = _relu(starts[: count - k] + ends[k:]) @ last + bias
         return logits
 
-    def _scores(self, name: str, labels: Floats, words: Floats) -> Floats:
+    def _scores(self, text: str, labels: Floats, words: Floats) -> Floats:
         """Returns the outputs of a perceptron that reads a word, a label and their product, (W, C, outputs)."""
         width = words.shape[1]
-        texts = self._apply(f"{name}.proj_token" if f"{name}.proj_token.bias" in self._head else f"{name}.proj_text", words)
-        named = self._apply(f"{name}.proj_label", labels)
-        inner, own, met = np.split(self._head[f"{name}.out_mlp.0.weight"], 3, 1)
-        from_texts = texts[:, :width] @ inner.T + self._head[f"{name}.out_mlp.0.bias"]
+        texts, named = self._apply(f"scorer.{text}", words), self._apply("scorer.proj_label", labels)
+        inner, own, met = np.split(self._head["scorer.out_mlp.0.weight"], 3, 1)
+        from_texts = texts[:, :width] @ inner.T + self._head["scorer.out_mlp.0.bias"]
         from_labels = named[:, :width] @ own.T
         return np.stack(
             [
-                self._apply(f"{name}.out_mlp.3", _relu(from_texts + label + texts[:, width:] @ (met * factor).T))
+                self._apply("scorer.out_mlp.3", _relu(from_texts + label + texts[:, width:] @ (met * factor).T))
                 for label, factor in zip(from_labels, named[:, width:], strict=True)
             ],
             1,
@@ -347,7 +345,7 @@ class Scorer:
         labels, text = (self._features(name, x) for name, x in (("classes", labels), ("text", text)))
         match self.labelling.scorer:
             case "weighted-dot":
-                logits = self._scores("scorer", labels, text)[0, :, 0]
+                logits = self._scores("proj_text", labels, text)[0, :, 0]
             case "mlp":
                 x = np.concatenate([np.broadcast_to(text, labels.shape), labels], 1)
                 for layer in ("scorer.mlp.0", "scorer.mlp.2"):
@@ -361,7 +359,8 @@ class Scorer:
         x = self._apply(f"{name}_projector.linear_2", _gelu(self._apply(f"{name}_projector.linear_1", x)))
         if self.labelling.scale is None:
             return x
-        return x / (np.linalg.norm(x, axis=-1, keepdims=True) + np.float32(EPSILON))
+        normalized: Floats = x / (np.linalg.norm(x, axis=-1, keepdims=True) + np.float32(EPSILON))
+        return normalized
 
 
 def _pool(row: Floats, ranges: Ids, how: str) -> Floats:

@@ -276,7 +276,7 @@ class Tokenizer:
             (encoding,) = self._text.encode_batch([list(words)], is_pretokenized=True, add_special_tokens=False)
         ids: list[list[int]] = [[] for _ in words]
         for number, word in zip(encoding.ids, encoding.word_ids, strict=True):
-            ids[word].append(number)
+            ids[word or 0].append(number)  # it is never None without special tokens
         return ids
 
     def max_context_tokens(self, question: TokenizedText, max_tokens: int) -> int:

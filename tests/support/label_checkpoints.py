@@ -63,7 +63,9 @@ def write_tokenizer(directory: Path, trunk: str, added: tuple[str, ...]) -> int:
         ends = [(token, vocab[token]) for token in ("[CLS]", "[SEP]")]
         own.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", ends)
         names = {f"{token[1:-1].lower()}_token": token for token in SPECIALS}
-        fast = transformers.PreTrainedTokenizerFast(tokenizer_object=own, **names)
+        fast = transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+            tokenizer_object=own, **names
+        )
     fast.add_tokens(list(added), special_tokens=True)
     fast.save_pretrained(directory)
     return len(fast)
@@ -72,7 +74,7 @@ def write_tokenizer(directory: Path, trunk: str, added: tuple[str, ...]) -> int:
 def trunk_shapes(trunk: str, prefix: str, **settings: Any) -> tuple[dict[str, Any], Shapes]:
     """Returns the configuration of an encoder, and the shapes of its tensors under `prefix`."""
     config = transformers.AutoConfig.for_model(trunk, **SETTINGS[trunk], **settings)
-    network = transformers.AutoModel.from_config(config)
+    network = transformers.AutoModel.from_config(config)  # type: ignore[no-untyped-call]
     return config.to_dict(), {prefix + name: tuple(t.shape) for name, t in network.state_dict().items()}
 
 
@@ -93,14 +95,15 @@ def lstm(name: str, inputs: int, hidden: int, layers: int) -> Iterator[tuple[str
                 yield f"{name}.{part}_l{layer}{direction}", (4 * hidden, *shape)
 
 
-def write_tensors(directory: Path, shapes: Shapes, gain: Mapping[str, float]) -> None:
+def write_tensors(directory: Path, shapes: Shapes, gain: Mapping[str, float], shift: Mapping[str, float]) -> None:
     """Writes tensors whose products keep the size of what they multiply, times the `gain` of the name's beginning."""
     tensors: dict[str, NDArray[np.float32]] = {}
     for name, shape in shapes.items():
         numbers = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
         factor = next((factor for start, factor in gain.items() if name.startswith(start)), 1.0)
         if len(shape) < 2:
-            tensors[name] = (0.1 * numbers + (name.endswith("orm.weight"))).astype(np.float32)
+            offset = 1.0 if name.endswith("orm.weight") else shift.get(name, 0.0)
+            tensors[name] = np.array(0.1 * numbers + offset, np.float32)
         else:
             tensors[name] = (factor * numbers / np.sqrt(shape[1])).astype(np.float32)
     safetensors.numpy.save_file(tensors, directory / "model.safetensors")
@@ -119,7 +122,7 @@ def write_gliner(directory: Path, trunk: str = "deberta-v2", form: str = "span",
         "dropout": 0.1,
         "subtoken_pooling": "first",
         "span_mode": "markerV0" if form == "span" else "token_level",
-        "max_len": 24,
+        "max_len": 32,
         "words_splitter_type": "whitespace",
         "num_rnn_layers": 1,
         "embed_ent_token": True,
@@ -141,7 +144,7 @@ def write_gliner(directory: Path, trunk: str = "deberta-v2", form: str = "span",
     else:
         shapes |= linear("scorer.proj_token", 2 * h, h) | linear("scorer.proj_label", 2 * h, h)
         shapes |= linear("scorer.out_mlp.0", 4 * h, 3 * h) | linear("scorer.out_mlp.3", 3, 4 * h)
-    write_tensors(directory, shapes, {"prompt_rep_layer": 2.5, "span_rep": 2.5, "rnn": 2, "scorer": 3})
+    write_tensors(directory, shapes, {"rnn": 2, "scorer": 3, "prompt_rep": 3}, {"scorer.out_mlp.3.bias": 7})
     (directory / "gliner_config.json").write_text(json.dumps(config), "utf-8")
     return directory
 
@@ -161,7 +164,6 @@ def write_gliclass(directory: Path, trunk: str = "deberta-v2", **settings: Any) 
         "class_token_index": count - 2,
         "text_token_index": count - 1,
         "scorer_type": "simple",
-        "scorer_mlp_hidden_size": 32,
         "pooling_strategy": "first",
         "class_token_pooling": "first",
         "prompt_first": True,
@@ -176,9 +178,9 @@ def write_gliclass(directory: Path, trunk: str = "deberta-v2", **settings: Any) 
             shapes |= linear("model.scorer.proj_text", 2 * h, h) | linear("model.scorer.proj_label", 2 * h, h)
             shapes |= linear("model.scorer.out_mlp.0", 4 * h, 3 * h) | linear("model.scorer.out_mlp.3", 1, 4 * h)
         case "mlp":
-            m = config["scorer_mlp_hidden_size"]
+            m = 256  # the package ignores scorer_mlp_hidden_size
             shapes |= linear("model.scorer.mlp.0", m, 2 * h) | linear("model.scorer.mlp.2", m // 2, m)
             shapes |= linear("model.scorer.mlp.4", 1, m // 2)
-    write_tensors(directory, shapes, {"model.text": 2, "model.classes": 2, "model.scorer": 3})
+    write_tensors(directory, shapes, {"model.scorer": 3}, {})
     (directory / "config.json").write_text(json.dumps(config), "utf-8")
     return directory

@@ -137,7 +137,7 @@ def import_checkpoint(
         if not labelled:
             _tell_special_tokens(tokenizer, report)
         elif tokenizer.token_to_id(labelled.labelling.marker) != labelled.token:
-            raise SetupError("class_token_index is not the token in front of labels. Take the tokenizer of the training.")
+            raise SetupError("class_token_index is not the token in front of labels. Take the tokenizer of training.")
         if head == "classification":
             _check_pairs(tokenizer, task, pair_separator, report)
         _check_reading(tokenizer, (directory, tokens), task, head, config, max_tokens)

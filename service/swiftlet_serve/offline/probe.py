@@ -123,7 +123,8 @@ class Probe:
         """Returns how much of the answers is kept, in the terms of the task. The outputs are as in `agreement`."""
         if manifest.labelling is None:
             return fidelity(manifest, exact, rounded)
-        return of_labels(*([*map(self.task.scores, self.encodings, outputs)] for outputs in (exact, rounded)))
+        scores: Any = self.task.scores  # type: ignore[attr-defined]  # of tasks whose models read labels
+        return of_labels(*([*map(scores, self.encodings, outputs)] for outputs in (exact, rounded)))
 
     def _decode(self, outputs: Outputs) -> list[Any]:
         rows = iter(Batch.of(self.encodings).split_rows(np.concatenate(outputs)))

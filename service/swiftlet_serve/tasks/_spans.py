@@ -60,12 +60,12 @@ def joined(parts: Sequence[Spans]) -> Spans:
     if not parts:
         nothing = np.zeros(0, np.int64)
         return Spans(nothing, nothing, nothing, np.zeros(0, np.float32))
-    spans = Spans(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-    order = np.argsort(-spans.score, kind="stable")
-    keys = np.stack([spans.start, spans.end, spans.label], 1)[order]
-    _, first = np.unique(keys, axis=0, return_index=True)
+    start, end, label = np.concatenate([np.stack(part[:3]) for part in parts], 1)
+    score = np.concatenate([part.score for part in parts])
+    order = np.argsort(-score, kind="stable")
+    _, first = np.unique(np.stack([start, end, label])[:, order], axis=1, return_index=True)
     kept = np.sort(order[first])
-    return Spans(*(array[kept] for array in spans))
+    return Spans(start[kept], end[kept], label[kept], score[kept])
 
 
 def select(spans: Spans, *, nested: bool, multi_label: bool) -> list[int]:
