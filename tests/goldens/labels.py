@@ -18,8 +18,8 @@ TEXTS: Final = (
     "x",
 )
 MODES: Final[tuple[dict[str, Any], ...]] = (
-    {},
-    {"flat": False, "threshold": 0.4},
+    {"threshold": 0.4},
+    {"flat": False, "threshold": 0.3},
     {"multi_label": True, "threshold": 0.45},
     {"flat": False, "multi_label": True},
 )

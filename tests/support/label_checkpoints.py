@@ -144,7 +144,7 @@ def write_gliner(directory: Path, trunk: str = "deberta-v2", form: str = "span",
     else:
         shapes |= linear("scorer.proj_token", 2 * h, h) | linear("scorer.proj_label", 2 * h, h)
         shapes |= linear("scorer.out_mlp.0", 4 * h, 3 * h) | linear("scorer.out_mlp.3", 3, 4 * h)
-    write_tensors(directory, shapes, {"rnn": 2, "scorer": 3, "prompt_rep": 3}, {"scorer.out_mlp.3.bias": 7})
+    write_tensors(directory, shapes, {"rnn": 2, "scorer": 3, "prompt_rep": 1.7}, {"scorer.out_mlp.3.bias": 7})
     (directory / "gliner_config.json").write_text(json.dumps(config), "utf-8")
     return directory
 
