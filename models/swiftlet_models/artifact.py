@@ -507,11 +507,9 @@ def _parse_reading(document: object) -> Reading:
 
 def _parse_labelling(document: object, embedding: Embedding | None, *, has_head: bool) -> Labelling | None:
     """Raises ValueError if the field `labelling` has a wrong value, or does not fit the files or the network."""
-    if (document is not None) != has_head:
-        raise ValueError(f"the field 'labelling' does not fit the list of files: it belongs to {HEAD}.")
-    if document is None:
+    if document is None and not has_head:
         return None
-    if not isinstance(document, dict) or set(document) != {field.name for field in fields(Labelling)}:
+    if not has_head or not isinstance(document, dict) or set(document) != {field.name for field in fields(Labelling)}:
         raise ValueError("the field 'labelling' has a wrong value.")
     labels, scale = document["labels"], document["scale"]
     valid = {
@@ -520,7 +518,7 @@ def _parse_labelling(document: object, embedding: Embedding | None, *, has_head:
         "word_rows": document["word_rows"] in get_args(WordRows),
         "scorer": document["scorer"] in get_args(LabelScorer),
         "labels": isinstance(labels, list) and all(isinstance(label, str) and label.strip() for label in labels),
-        "scale": scale is None or (type(scale) in (int, float) and math.isfinite(scale)),
+        "scale": scale is None or (type(scale) in (int, float) and abs(scale) <= sys.float_info.max),
     }
     valid |= {key: isinstance(document[key], str) and bool(document[key]) for key in ("marker", "separator")}
     valid |= {key: isinstance(document[key], bool) for key in ("labels_first", "reads_from_separator")}

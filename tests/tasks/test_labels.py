@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ def test_parameters_that_do_not_fit_are_refused(gliner: Draft, parameters: Any, 
     ],
 )
 def test_parameters_out_of_range_are_refused(gliner: Draft, parameters: Any) -> None:
-    with pytest.raises(ValueError, match="labels|threshold"):
+    with pytest.raises(ValueError, match=r"labels|threshold"):
         task_of(gliner).Request.model_validate({"inputs": "x", "parameters": parameters})
 
 
@@ -186,7 +187,7 @@ def test_entities_of_all_windows_are_found_once(gliner: Draft) -> None:
     found = answers(gliner, text, labels=labels.LABELS[0], threshold=0.1)
     spans = [(one["start"], one["end"]) for one in found]
     assert spans == sorted({*spans})
-    assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+    assert all(a[1] <= b[0] for a, b in pairwise(spans))
     assert spans[-1][1] > len(text) * 0.9
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,6 +48,7 @@ def import_checkpoint(
     strict: bool = False,
     accept_tokenizer: bool = False,
     special_tokens: Sequence[str] = (),
+    labels: Sequence[str] = (),
     pair_separator: str | None = None,
     report: Callable[[str], None],
     progress: Progress | None = None,
@@ -57,8 +59,8 @@ def import_checkpoint(
     model. A directory of sentence-transformers has its own. `strict` refuses a network that int8 hurts, instead of
     writing it in fp32. `languages` are BCP 47 tags. Default: the tags of the checkpoint's model card.
     `accept_tokenizer` leaves out the check of the tokenizer on built-in texts. Texts may contain `special_tokens`.
-    `pair_separator` is a token between the two texts of a pair, for a tokenizer that puts no token there; empty:
-    nothing.
+    GLiNER finds `labels` for requests that name none. `pair_separator` is a token between the two texts of a pair, for
+    a tokenizer that puts no token there; empty: nothing.
 
     Returns the artifact and the names of the ignored tensors.
 
@@ -96,14 +98,16 @@ def import_checkpoint(
     head, outputs = ("embedding", "hidden") if labelled else (definition.HEAD, definition.OUTPUTS)
     if "embedding" in getattr(definition, "OTHER_HEADS", {}) and (pooling or sentences.is_encoder(directory)):
         head, outputs = "embedding", "hidden"
+    if labels and (task != "entities" or not labelled):
+        raise SetupError("Only GLiNER has a use for --label. Leave it out.")
     if pooling and (labelled or head != "embedding"):
         raise SetupError(f"The task {task} has no use for --pooling. Leave it out.")
-    labels: tuple[str, ...] | None = None
+    classes: tuple[str, ...] | None = None
     encoder: sentences.SentenceEncoder | None = None
     label_head: Head | None = None
     if task == "classify" and setfit.is_classifier(directory):
         head, outputs = "embedding", "hidden"
-        encoder, labels = setfit.read_encoder(directory)
+        encoder, classes = setfit.read_encoder(directory)
     elif labelled:
         if task != infer_task(directory, source):
             raise SetupError(f"The checkpoint reads labels for the task {infer_task(directory, source)}, not {task}.")
@@ -156,14 +160,14 @@ def import_checkpoint(
             max_tokens=max_tokens,
             vocab_size=config.vocab_size,
             width=converted.width,
-            labels=labels or converted.labels,
-            problem="single_label" if labels else problem,
+            labels=classes or converted.labels,
+            problem="single_label" if classes else problem,
             tolerance=1.0,
             config=converted.config,
             source=converted.source,
             embedding=encoder.embedding if encoder else None,
             reading=tokenizer.reading,
-            labelling=labelled.labelling if labelled else None,
+            labelling=replace(labelled.labelling, labels=tuple(labels)) if labelled else None,
             languages=languages,
         )
         try:

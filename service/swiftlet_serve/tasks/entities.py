@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -335,6 +335,7 @@ class Entities(_Shared):
 class LabelledEntities(_Shared):
     """One sequence for each window of each text, with the labels. Its row holds hidden states (`labelling.py`)."""
 
+    EXAMPLE: ClassVar = {"inputs": "Clara lives in Bern.", "parameters": {"labels": ["person", "city"]}}
     scorer: Scorer | None = None  # `tasks.create` sets it, for decoding
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest, labelling: Labelling):
