@@ -208,6 +208,7 @@ def request_limits() -> str:
         ["Windows, entities", f"{entities.MAX_SEQUENCES}"],
         ["Labels, entities", f"{entities.MAX_LABELS}"],
         ["Characters of a label, entities", f"{entities.MAX_LABEL:,}"],
+        ["Words times labels, entities", f"{entities.MAX_PAIRS:,}"],
         ["Texts times labels, zero-shot", f"{zero_shot.MAX_PAIRS}"],
         ["Characters of labels in one text, zero-shot", f"{zero_shot.MAX_LABELS_CHARACTERS:,}"],
         ["Characters of all hypotheses, zero-shot", f"{zero_shot.MAX_CHARACTERS:,}"],

@@ -18,7 +18,7 @@ from swiftlet_models import sources
 from swiftlet_models.artifact import Embedding, Labelling
 from swiftlet_models.checkpoint_tensors import ConversionError, open_tensors, read_object
 from swiftlet_models.checkpoint_tokenizer import read_limits
-from swiftlet_models.tensors import Floats, Weights
+from swiftlet_models.tensors import Floats, Weights, is_finite
 
 GLINER: Final = sources.GLINER
 
@@ -86,7 +86,7 @@ class LabelCheckpoint:
         """Returns how the encoder ends, the parameters of that, and those of the head.
 
         Raises:
-            ConversionError: a tensor holds no floating-point numbers.
+            ConversionError: a tensor holds no floating-point numbers, or not only finite ones.
         """
         with open_tensors(self.directory) as tensors:
             kept = {
@@ -97,6 +97,8 @@ class LabelCheckpoint:
             for name, tensor in kept.items():
                 if tensor.dtype.kind != "f":
                     raise ConversionError(f"the tensor {name} holds no floating-point numbers.")
+                if not is_finite(tensor):
+                    raise ConversionError(f"the tensor {name} holds values that are not finite.")
             head = {name: np.asarray(tensor, np.float32) for name, tensor in kept.items()}
         projection = {
             f"head.output.{part}": head.pop(name)

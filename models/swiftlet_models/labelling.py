@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -44,6 +44,7 @@ class LabelledText(Encoding):
 
     labels: Ids  # (C, 2)
     words: Ids  # (W, 2)
+    word_spans: Ids  # (W, 2): start and end of each word in the text, in code points; (0, 2) if it is not divided
     first_word: int = 0  # number of the first word among those of the text
 
 
@@ -61,7 +62,7 @@ class Words:
     def __init__(self, tokenizer: Tokenizer, text: str) -> None:
         spans = [match.span() for match in WORD.finditer(text)]
         ids = tokenizer.words([text[start:end] for start, end in spans])
-        self.spans = [span for span, own in zip(spans, ids, strict=True) if own]  # in code points
+        self.spans = np.array([span for span, own in zip(spans, ids, strict=True) if own]).reshape(-1, 2)
         self.ids = [own for own in ids if own]
 
     def __len__(self) -> int:
@@ -115,7 +116,8 @@ class Reader:
                 words.append((len(ids), len(ids) + min(len(own), room)))
                 ids += own[:room]
                 stop += 1
-            yield self._sequence(prompt, starts, ids, words, first, text_index, left_out)
+            sequence = self._sequence(prompt, starts, ids, words, text_index, left_out)
+            yield replace(sequence, first_word=first, word_spans=text.spans[first:stop])
             if stop == len(text):
                 return
             first, most = max(stop - overlap, first + 1), most - 1
@@ -131,7 +133,7 @@ class Reader:
         if room < 1:
             raise NoRoom
         left_out = max(0, len(text) - room)
-        return self._sequence(prompt, starts, list(text[:room]), [], 0, text_index, left_out)
+        return self._sequence(prompt, starts, list(text[:room]), [], text_index, left_out)
 
     def _prompt(self, labels: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
         """Returns the labels with their markers and the separator, and the places of the markers."""
@@ -147,7 +149,6 @@ class Reader:
         starts: list[int],
         text: list[int],
         words: list[tuple[int, int]],
-        first_word: int,
         text_index: int,
         left_out: int,
     ) -> LabelledText:
@@ -178,7 +179,7 @@ class Reader:
             focus=focus,
             labels=both[: len(labels)],
             words=both[len(labels) :],
-            first_word=first_word,
+            word_spans=np.zeros((0, 2), np.int64),
             text_index=text_index,
             left_out=left_out,
         )

@@ -200,13 +200,15 @@ def test_word_that_is_too_long_is_cut_and_told(gliner: Draft) -> None:
     assert rejection(task, "x" * 2000, labels=NAMES, truncation=False)[0] == "input_too_long"
 
 
-def test_too_many_windows_are_refused(gliner: Draft) -> None:
+def test_too_many_windows_or_pairs_are_refused(gliner: Draft) -> None:
     assert rejection(task_of(gliner), "a " * 9000, labels=NAMES) == ("input_too_long", "/inputs", 256)
+    names = [str(i) for i in range(30)]
+    assert rejection(task_of(gliner), ["a " * 1500] * 3, labels=names) == ("input_too_long", "/inputs/2", 1 << 17)
 
 
 def test_word_without_tokens_is_no_word(tokenizer: Tokenizer) -> None:
     words = Words(tokenizer, "rain \u200b fell")
-    assert (words.spans, len(words)) == ([(0, 4), (7, 11)], 2)
+    assert words.spans.tolist() == [[0, 4], [7, 11]]
 
 
 def greedy(spans: Spans, *, nested: bool, multi_label: bool) -> list[int]:

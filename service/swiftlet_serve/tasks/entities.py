@@ -47,6 +47,7 @@ MAX_CHARACTERS: Final = 1 << 18  # of all texts of a request: tokenising them ta
 MAX_SEQUENCES: Final = 256  # of one request
 MAX_LABELS: Final = 256  # that a request may name
 MAX_LABEL: Final = 1000  # characters
+MAX_PAIRS: Final = 1 << 17  # of a word and a label in one request: the head takes seconds to score them
 STRIDE: Final = "/parameters/stride"
 LABELS: Final = "/parameters/labels"
 
@@ -365,9 +366,13 @@ class LabelledEntities(_Shared):
         texts, places = _texts(request), pointers(request.inputs)
         self._check_lengths(texts, places, MAX_CHARACTERS)
         windows: list[LabelledText] = []
+        pairs = 0
         for index, (text, pointer) in enumerate(zip(texts, places, strict=True)):
             if not len(words := Words(self.tokenizer, text)):
                 raise empty_input(pointer)
+            if (pairs := pairs + len(words) * len(labels)) > MAX_PAIRS:
+                detail = f"The texts and labels make more than {MAX_PAIRS} pairs of a word and a label. Send less text."
+                raise input_too_long(pointer, detail, MAX_PAIRS)
             try:
                 own = list(self._reader.windows(labels, words, index, overlap, MAX_SEQUENCES - len(windows)))
             except TooManyWindows:
@@ -383,11 +388,11 @@ class LabelledEntities(_Shared):
     def decode(self, request: EntitiesRequest, encodings: Sequence[LabelledText], rows: Sequence[Row]) -> object:
         """Returns the entities of each text, or of the only one if `inputs` is a text."""
         parameters, texts = request.parameters or DEFAULTS, _texts(request)
-        found: list[list[Spans]] = [[] for _ in texts]
+        found: list[list[tuple[LabelledText, Spans]]] = [[] for _ in texts]
         for window, row in zip(encodings, rows, strict=True):
             spans = self._find(self.scores(window, row), parameters.threshold)
-            found[window.text_index].append(spans.moved(window.first_word))
-        answers = [self._entities(text, spans, parameters) for text, spans in zip(texts, found, strict=True)]
+            found[window.text_index].append((window, spans.moved(window.first_word)))
+        answers = [self._entities(text, parts, parameters) for text, parts in zip(texts, found, strict=True)]
         return answers if isinstance(request.inputs, list) else answers[0]
 
     def scores(self, window: LabelledText, row: Row) -> Floats:
@@ -409,13 +414,19 @@ class LabelledEntities(_Shared):
                 raise invalid_value(f"{LABELS}/{i}", "empty", "A label is empty. Send labels that are not blank.")
         return labels
 
-    def _entities(self, text: str, parts: Sequence[Spans], parameters: EntitiesParameters) -> list[dict[str, Any]]:
+    def _entities(
+        self, text: str, parts: Sequence[tuple[LabelledText, Spans]], parameters: EntitiesParameters
+    ) -> list[dict[str, Any]]:
+        """Returns the entities of a text from its windows and the labels of spans in each."""
         names = parameters.labels or self.labelling.labels
-        spans, words = joined(parts) if len(parts) > 1 else parts[0], Words(self.tokenizer, text).spans
+        spans = joined([spans for _, spans in parts]) if len(parts) > 1 else parts[0][1]
+        places = {
+            window.first_word + i: span for window, _ in parts for i, span in enumerate(window.word_spans.tolist())
+        }
         entities = []
         for number in select(spans, nested=not parameters.flat, multi_label=parameters.multi_label):
             name = names[spans.label[number]]
-            start, end = words[spans.start[number]][0], words[spans.end[number]][1]
+            start, end = places[int(spans.start[number])][0], places[int(spans.end[number])][1]
             where = {"word": text[start:end], "start": start, "end": end}
             if name not in parameters.ignore_labels:
                 entities.append({"entity_group": name, "score": float(spans.score[number]), **where})
