@@ -53,7 +53,7 @@ _GLICLASS: Final[Mapping[str, tuple[object, ...]]] = {
     "use_calibrator": (None, False),
 }
 _POOLINGS: Final = {"avg": "mean"}
-_MODEL_TYPES: Final = ("gliner_uni_encoder_span", "gliner_uni_encoder_token", "gliner", "gliner_uni_encoder")
+STREAMING: Final = "gliner_streaming_span"
 
 
 @dataclass(frozen=True)
@@ -124,11 +124,8 @@ def find_label_checkpoint(directory: Path) -> LabelCheckpoint | None:
 
 def _read_gliner(directory: Path) -> LabelCheckpoint:
     config = read_object(directory / GLINER)
-    if config.get("model_type", "gliner") not in _MODEL_TYPES:
-        raise ConversionError(
-            f"{GLINER}: model_type {config['model_type']!r} is not supported, only GLiNER with one encoder, for "
-            "spans or tokens."
-        )
+    if config.get("model_type") == STREAMING:  # it writes no other type, and tells the form by other settings
+        raise ConversionError(f"{GLINER}: model_type {STREAMING!r} is not supported, only GLiNER with one encoder.")
     _check(GLINER, config, _GLINER)
     encoder = _encoder(GLINER, config, _SAVE)
     max_words, max_width = _count(GLINER, config, "max_len", 384), _count(GLINER, config, "max_width", 12)

@@ -115,7 +115,10 @@ def write_gliner(directory: Path, trunk: str = "deberta-v2", form: str = "span",
     count = write_tokenizer(directory, trunk, markers)
     encoder, shapes = trunk_shapes(trunk, "token_rep_layer.bert_layer.model.", vocab_size=count)
     config: dict[str, Any] = {
-        "model_type": f"gliner_uni_encoder_{form}",
+        "model_type": None,
+        "labels_encoder": None,
+        "represent_spans": False,
+        "precomputed_prompts_mode": None,
         "model_name": "none",
         "max_width": 4,
         "hidden_size": 48,
