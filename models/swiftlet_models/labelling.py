@@ -92,12 +92,12 @@ class Reader:
     def windows(
         self, labels: Sequence[Sequence[int]], text: Words, text_index: int, overlap: int, most: int
     ) -> Iterator[LabelledText]:
-        """Yields windows of a text, which overlap by this number of words. There may be at most `most` of them.
+        """Yields windows of a text, which overlap by this number of words, or by half of one if that is fewer.
 
-        A word that is longer than a window is cut.
+        There may be at most `most` of them. A word that is longer than a window is cut.
 
         Raises:
-            NoRoom: the labels leave no room for a word.
+            NoRoom: the labels leave no room for a token.
             TooManyWindows: there are more windows.
         """
         prompt, starts = self._prompt(labels)
@@ -120,7 +120,7 @@ class Reader:
             yield replace(sequence, first_word=first, word_spans=text.spans[first:stop])
             if stop == len(text):
                 return
-            first, most = max(stop - overlap, first + 1), most - 1
+            first, most = stop - min(overlap, len(words) // 2), most - 1
 
     def whole(self, labels: Sequence[Sequence[int]], text: Sequence[int], text_index: int) -> LabelledText:
         """Returns a text with its labels. The end of a text that is too long is cut.

@@ -52,7 +52,7 @@ def main() -> None:
             network, tokenizer = GLiClassModel.from_pretrained(path), AutoTokenizer.from_pretrained(path)
             pipeline = ZeroShotClassificationPipeline(network, tokenizer, device="cpu", progress_bar=False)
             answers["gliclass"][name] = [scores(pipeline, i, text) for i, text in enumerate(labels.TEXTS)]
-    (HERE / "labels.json").write_text(json.dumps(answers, ensure_ascii=False, indent=1) + "\n", "utf-8")
+    (HERE / "labels.json").write_text(json.dumps(answers, ensure_ascii=False) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

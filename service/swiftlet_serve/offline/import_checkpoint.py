@@ -109,6 +109,8 @@ def import_checkpoint(
         head, outputs = "embedding", "hidden"
         encoder, classes = setfit.read_encoder(directory)
     elif labelled:
+        if adapter:
+            raise SetupError("An adapter of GLiNER or GLiClass is not supported. Merge it with peft, and save that.")
         if task != infer_task(directory, source):
             raise SetupError(f"The checkpoint reads labels for the task {infer_task(directory, source)}, not {task}.")
         described, projection, label_head = labelled.read_head()
