@@ -6,6 +6,7 @@
       weights.safetensors the parameters of the network, int8, bf16 or fp32
       model.safetensors   optional: the parameters in fp32, for the torch engine
       activations.safetensors  optional: fixed ranges of activations, for int8 with onnx_cpu
+      head.safetensors    of a model that reads labels: the parameters behind the network, in fp32
       golden.npz          golden answers: inputs and the fp32 network's outputs, replayed at start-up
       card.json           origin, and measured accuracy and latency
       certificate.json    optional: how the answers agree with those of fp32, for exactly this manifest
@@ -41,6 +42,10 @@ Precision = Literal["fp32", "bf16", "int8"]
 Pooling = Literal["cls", "last", "mean", "max"]
 Dense = Literal["identity", "tanh"]
 Side = Literal["left", "right"]
+Scored = Literal["spans", "words", "text"]
+LabelRows = Literal["marker", "next", "mean"]
+WordRows = Literal["first", "last", "mean", "max"]
+LabelScorer = Literal["dot", "weighted-dot", "mlp"]
 
 MANIFEST: Final = "manifest.json"
 TOKENIZER: Final = "tokenizer.json"
@@ -48,15 +53,17 @@ WEIGHTS: Final = "weights.safetensors"
 ONNX: Final = "model.onnx"
 SAFETENSORS: Final = "model.safetensors"
 ACTIVATIONS: Final = "activations.safetensors"
+HEAD: Final = "head.safetensors"
 GOLDEN: Final = "golden.npz"
 CARD: Final = "card.json"
 CERTIFICATE: Final = "certificate.json"
 SIGNATURE: Final = "certificate.sig"
 
 FORMATS: Final[Mapping[str, int]] = {WEIGHTS: 2, ONNX: 1}  # by the file of the parameters
-LATER: Final = ("embedding", "decisions", "languages", "reading")  # fields that manifests of older versions lack
+# Fields that manifests of older versions lack.
+LATER: Final = ("embedding", "decisions", "languages", "reading", "labelling")
 REQUIRED: Final = frozenset({TOKENIZER, GOLDEN, CARD})  # and one of FORMATS
-OPTIONAL: Final = frozenset({SAFETENSORS, ACTIVATIONS, *FORMATS})
+OPTIONAL: Final = frozenset({SAFETENSORS, ACTIVATIONS, HEAD, *FORMATS})
 UNLISTED: Final = (CERTIFICATE, SIGNATURE)  # files that may lie beside those that a manifest lists
 MAX_MANIFEST_BYTES: Final = 1 << 20  # and of the certificate
 MAX_BYTES: Final[Mapping[str, int]] = {TOKENIZER: 64 << 20, GOLDEN: 4 << 20, CARD: 1 << 20}
@@ -111,6 +118,27 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class Labelling:
+    """How a model reads labels that a request names, and what it scores them for (`swiftlet_models/labelling.py`).
+
+    Its network has the head `embedding` without pooling, and gives the hidden states of the tokens that are read.
+    """
+
+    scores: Scored  # what has a score for each label: spans of words, words, or the text
+    marker: str  # the special token in front of each label
+    separator: str  # the special token behind the last label
+    label_rows: LabelRows = "marker"  # the tokens that stand for a label; "mean": from its marker to the next one
+    word_rows: WordRows = "first"  # the tokens of a word, or of the text, that stand for it
+    max_words: int = 384  # of a window
+    max_width: int = 12  # of a span in words; for `words`, the overlap of windows alone
+    labels: tuple[str, ...] = ()  # of requests that name none; empty: there are no defaults
+    labels_first: bool = True  # whether the text follows the labels
+    reads_from_separator: bool = False  # whether the text's tokens are those from the separator on, and not all
+    scorer: LabelScorer = "dot"  # for `text`
+    scale: float | None = None  # of the cosine, for `text`; None: vectors are not normalised
+
+
+@dataclass(frozen=True)
 class Decisions:
     """How a model answers typed questions.
 
@@ -149,6 +177,7 @@ class Manifest:
     embedding: Embedding | None = None  # for the head "embedding", and only for it
     decisions: Decisions | None = None  # None: not calibrated, and nothing is mapped
     reading: Reading = Reading()
+    labelling: Labelling | None = None  # for a model with `head.safetensors`, and only for it
     languages: tuple[str, ...] = ()  # BCP 47 tags of the texts that the model was trained for; empty: not known
     format: int = FORMATS[WEIGHTS]
 
@@ -400,7 +429,7 @@ def _parse(document: object) -> Manifest:
     required = REQUIRED | {name for name, number in FORMATS.items() if number == document["format"]}
     for name in sorted(required - set(files)):
         raise ValueError(f"the list of files lacks {name}.")
-    for name in sorted(set(files) - required - {SAFETENSORS, ACTIVATIONS}):
+    for name in sorted(set(files) - required - {SAFETENSORS, ACTIVATIONS, HEAD}):
         raise ValueError(f"the list of files has the unknown name {name!r}.")
     for name, entry in files.items():
         check(
@@ -417,6 +446,7 @@ def _parse(document: object) -> Manifest:
         "embedding": embedding,
         "decisions": _parse_decisions(document["decisions"], labels),
         "reading": _parse_reading(document["reading"]),
+        "labelling": _parse_labelling(document["labelling"], embedding, has_head=HEAD in files),
         "languages": tuple(languages),
     }
     return Manifest(**document | parsed)
@@ -473,6 +503,30 @@ def _parse_reading(document: object) -> Reading:
     if not isinstance(tokens, list) or not all(isinstance(token, str) and token for token in tokens):
         raise ValueError("the field 'reading/special_tokens' has a wrong value.")
     return Reading(side, tuple(tokens))
+
+
+def _parse_labelling(document: object, embedding: Embedding | None, *, has_head: bool) -> Labelling | None:
+    """Raises ValueError if the field `labelling` has a wrong value, or does not fit the files or the network."""
+    if document is None and not has_head:
+        return None
+    if not has_head or not isinstance(document, dict) or set(document) != {field.name for field in fields(Labelling)}:
+        raise ValueError("the field 'labelling' has a wrong value.")
+    labels, scale = document["labels"], document["scale"]
+    valid = {
+        "scores": document["scores"] in get_args(Scored) and embedding is not None and embedding.pooling == "cls",
+        "label_rows": document["label_rows"] in get_args(LabelRows),
+        "word_rows": document["word_rows"] in get_args(WordRows),
+        "scorer": document["scorer"] in get_args(LabelScorer),
+        "labels": isinstance(labels, list) and all(isinstance(label, str) and label.strip() for label in labels),
+        "scale": scale is None or (type(scale) in (int, float) and abs(scale) <= sys.float_info.max),
+    }
+    valid |= {key: isinstance(document[key], str) and bool(document[key]) for key in ("marker", "separator")}
+    valid |= {key: isinstance(document[key], bool) for key in ("labels_first", "reads_from_separator")}
+    valid |= {key: type(document[key]) is int and 0 < document[key] <= MAX_COUNT for key in ("max_words", "max_width")}
+    for key, good in valid.items():
+        if not good:
+            raise ValueError(f"the field 'labelling/{key}' has a wrong value.")
+    return Labelling(**document | {"labels": tuple(labels)})
 
 
 def _are_distinct(levels: Sequence[object], labels: Sequence[str]) -> bool:

@@ -21,6 +21,7 @@ from swiftlet_models import architectures, sources
 from swiftlet_models.adapters import ADAPTER, TENSORS, Adapter, is_adapter, read_adapter
 from swiftlet_models.artifact import Embedding, Head, Outputs, Problem
 from swiftlet_models.checkpoint_tensors import PICKLE, SAFETENSORS, ConversionError, open_tensors, read_object
+from swiftlet_models.label_checkpoints import LabelCheckpoint
 from swiftlet_models.parameters import ParametersError, Sizes, check_sizes, configure, expected_parameters
 from swiftlet_models.tensors import Matrix, Weights, are_equal, in_parts, is_finite
 
@@ -39,6 +40,7 @@ TOKENIZER_FILES: Final = (
 # The only files that are downloaded from a hub repository, with the first of `_WEIGHTS` that it has.
 HUB_FILES: Final = (
     "config.json",
+    sources.GLINER,
     "README.md",  # the model card, which names the languages
     "modules.json",  # of sentence-transformers, as are the next three
     "config_sentence_transformers.json",
@@ -194,13 +196,14 @@ def convert(
     encoder_only: bool = False,
     embedding: Embedding | None = None,
     parameters: Weights | None = None,
-    adapter: Adapter | None = None,
+    adapter: Adapter | LabelCheckpoint | None = None,
 ) -> Iterator[ConvertedCheckpoint]:
     """Opens a transformers checkpoint as a network with this head. With `encoder_only`, it has no head yet.
 
     The weights can be read within the block. `outputs` is the number of outputs per position. If it is "labels", the
     checkpoint lists the labels. `embedding` describes the head `embedding`, whose `parameters` are not in the
-    checkpoint. The weights are those of a directory, or of an `adapter` merged into it.
+    checkpoint. The weights are those of a directory, of an `adapter` merged into it, or of the encoder in a checkpoint
+    that reads labels.
 
     Raises:
         ConversionError: a setting, tensor or shape is not supported, or a tensor that the head needs is missing.
@@ -236,7 +239,7 @@ def convert(
             ignored=tuple(checkpoint.ignored),
             source={
                 **(source or {"directory": directory.resolve().name}),
-                **({"base": adapter.origin} if adapter else {}),
+                **({"base": adapter.origin} if adapter and adapter.origin else {}),
             },
         )
 

@@ -174,6 +174,12 @@ def check(artifacts: tuple[str, ...], engine: str, public_key: Path | None) -> N
     help="Special token that texts may contain, such as the marker of an entity. Repeatable. Default: none.",
 )
 @click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    help="Label that GLiNER finds for requests that name none. Repeatable. Default: requests must name labels.",
+)
+@click.option(
     "--pair-separator",
     metavar="TOKEN",
     help="Token between the two texts of a pair, for tokenizers that put none there. Empty: nothing.",

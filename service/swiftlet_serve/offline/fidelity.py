@@ -24,6 +24,8 @@ from swiftlet_serve.tasks.embed import cosine
 LEAST: Final = {"cosine": 0.99, "probability": 0.95, "probability of words": 0.9, "score": 0.95}
 """The mean fidelity that an artifact needs, by measure. Sound int8 reaches 0.996, 0.99, 0.94 and 0.98."""
 
+FOUND: Final = 0.5  # the probability from which a label counts
+
 Output = NDArray[np.float32]
 Outputs = Sequence[Output]
 """The outputs of a head for one sequence, (positions, width)."""
@@ -58,7 +60,22 @@ def fidelity(manifest: Manifest, exact: Outputs, rounded: Outputs) -> Fidelity:
         ValueError: there are no sequences, or the arguments differ in length.
     """
     measure = _measure(manifest)
-    kept = [_compare(manifest, measure, *outputs) for outputs in zip(exact, rounded, strict=True)]
+    return _mean(measure, [_compare(manifest, measure, *outputs) for outputs in zip(exact, rounded, strict=True)])
+
+
+def of_labels(exact: Sequence[Output], rounded: Sequence[Output]) -> Fidelity:
+    """Compares the probabilities that two networks give labels of the same sequences, in any shape.
+
+    What both find improbable does not count: of the labels of all spans of a text, few are of any interest.
+    """
+    kept = []
+    for a, b in zip(exact, rounded, strict=True):
+        found = np.maximum(a, b) >= FOUND
+        kept.append(1 - float(np.abs(a - b)[found].mean()) if found.any() else 1.0)
+    return _mean("probability", kept)
+
+
+def _mean(measure: str, kept: Sequence[float]) -> Fidelity:
     if not kept:
         raise ValueError("there are no sequences to compare.")
     mean = metrics.mean(kept)

@@ -19,6 +19,8 @@ import numpy as np
 
 from swiftlet_models import architectures
 from swiftlet_models.artifact import Head, Manifest, Outputs
+from swiftlet_models.labelling import Head as LabelHead
+from swiftlet_models.labelling import Scorer
 from swiftlet_models.tokenizer import Encoding, Tokenizer
 from swiftlet_serve import plugins
 from swiftlet_serve.errors import SetupError
@@ -72,6 +74,26 @@ def answered_by(task: str) -> Sequence[str]:
     head = load(task).HEAD
     others = [name for name in names() if name != task and head in getattr(load(name), "OTHER_HEADS", {})]
     return (task, *others)
+
+
+def create(name: str, tokenizer: Tokenizer, manifest: Manifest, head: LabelHead | None = None) -> Task[Any, Any]:
+    """Makes the task of this name for one artifact.
+
+    Args:
+        name: the task.
+        tokenizer: the tokenizer of the artifact.
+        manifest: its manifest.
+        head: the parameters of its `head.safetensors`, if it has that file. Without them, a task that needs them only
+            encodes.
+
+    Raises:
+        SetupError: the task does not exist.
+        ValueError, LabellingError: the artifact or its head does not fit the task.
+    """
+    task = load(name).create(tokenizer, manifest)
+    if manifest.labelling is not None and head is not None:
+        task.scorer = Scorer(manifest.labelling, head, manifest.width)  # type: ignore[attr-defined]
+    return task
 
 
 def head_width(outputs: Outputs, labels: int, vocab_size: int, hidden: int = 0) -> int:

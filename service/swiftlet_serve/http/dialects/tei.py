@@ -271,7 +271,7 @@ def _info(runtime: Runtime, _: Mapping[str, str]) -> Response:
 
 def _kind(manifest: Manifest) -> dict[str, Any]:
     """Returns the kind of a model, as TEI names it."""
-    if manifest.embedding is not None:
+    if manifest.embedding is not None and manifest.labelling is None:
         return {"embedding": {"pooling": manifest.embedding.pooling}}
     labels = {
         "id2label": {str(i): label for i, label in enumerate(manifest.labels)},
