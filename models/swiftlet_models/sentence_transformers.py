@@ -1,20 +1,22 @@
 """Reads the description of a sentence-transformers directory: pooling, normalisation, length, prompts and activation.
 
 `modules.json` lists the modules of an embedding model. Supported are a Transformer, then Pooling, then optionally
-Dense, then optionally Normalize. The Transformer is a checkpoint of transformers, which `convert.py` reads. A
-CrossEncoder is a checkpoint whose configuration names the activation of its only output.
+Dense, then optionally Normalize; a Transformer and SpladePooling; and a Transformer with Dense (ColBERT). The
+Transformer is a checkpoint of transformers, which `convert.py` reads. A CrossEncoder is a checkpoint whose
+configuration names the activation of its only output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from swiftlet_models.artifact import Dense, Embedding, Pooling, Problem
+from swiftlet_models import vector_forms
+from swiftlet_models.artifact import Dense, Embedding, Pooling, PoolingOption, Problem
 from swiftlet_models.checkpoint_tensors import ConversionError, open_tensors, read_object
 from swiftlet_models.checkpoint_tokenizer import read_limits
 from swiftlet_models.tensors import Weights
@@ -61,10 +63,17 @@ class SentenceEncoder:
 
 def is_encoder(directory: Path) -> bool:
     """Returns whether a directory holds a model of sentence-transformers that makes vectors, of any kind."""
-    return (directory / MODULES).is_file() and any(kind not in _CLASSIFIER for kind, _ in _modules(directory))
+    if not (directory / MODULES).is_file():
+        return vector_forms.is_stanford(directory)
+    return any(kind not in _CLASSIFIER for kind, _ in _modules(directory))
 
 
-def read_encoder(directory: Path, pooling: Pooling | None = None) -> SentenceEncoder:
+def named_pooling(embedding: Embedding) -> PoolingOption:
+    """Returns the pooling that makes a checkpoint of transformers this embedding model."""
+    return "splade" if embedding.by_vocabulary else embedding.pooling
+
+
+def read_encoder(directory: Path, pooling: PoolingOption | None = None) -> SentenceEncoder:
     """Reads an embedding model. `pooling` is for a directory that does not name one, a checkpoint of transformers.
 
     Raises:
@@ -73,16 +82,29 @@ def read_encoder(directory: Path, pooling: Pooling | None = None) -> SentenceEnc
     if not is_encoder(directory):
         if pooling is None:
             raise ConversionError(f"the directory has no {MODULES}; choose a pooling with --pooling.")
-        return SentenceEncoder(directory, Embedding(pooling), read_limits(directory).max_tokens)
+        limit = read_limits(directory).max_tokens
+        if pooling == "splade":
+            return SentenceEncoder(directory, vector_forms.SPLADE, limit)
+        return _with_heads(SentenceEncoder(directory, Embedding(pooling), limit))
     if pooling is not None:
-        raise ConversionError(f"{MODULES} sets the pooling, so --pooling is not allowed.")
+        raise ConversionError("the files of the model set the pooling, so --pooling is not allowed.")
+    if vector_forms.is_stanford(directory):
+        return _stanford(directory)
     modules = _modules(directory)
     kinds = [kind for kind, _ in modules]
+    if kinds in (["Transformer", "SpladePooling"], ["MLMTransformer", "SpladePooling"]):
+        prompts, default = _prompts(directory)
+        sparse, checkpoint = vector_forms.read_splade(modules[1][1]), modules[0][1]
+        embedding = replace(vector_forms.SPLADE, sparse=sparse, prompts=prompts, default_prompt=default)
+        return SentenceEncoder(checkpoint, embedding, _max_tokens(checkpoint))
+    if kinds[:2] == ["Transformer", "Dense"] and {*kinds[1:]} == {"Dense"}:
+        return _late_interaction(directory, [path for _, path in modules])
     allowed = ["Transformer", "Pooling", *(kind for kind in ("Dense", "Normalize") if kind in kinds)]
     for kind in kinds:
         if kind not in allowed:
             raise ConversionError(
-                f"{MODULES}: the module {kind} is not supported, only Transformer, Pooling, Dense and Normalize are."
+                f"{MODULES}: the module {kind} is not supported, only Transformer, Pooling, SpladePooling, Dense and "
+                "Normalize are."
             )
     if kinds != allowed:
         raise ConversionError(f"{MODULES}: the modules {', '.join(kinds)} are not supported in this order.")
@@ -96,7 +118,43 @@ def read_encoder(directory: Path, pooling: Pooling | None = None) -> SentenceEnc
         prompts=prompts,
         default_prompt=default,
     )
-    return SentenceEncoder(checkpoint, embedding, _max_tokens(checkpoint), parameters)
+    return _with_heads(SentenceEncoder(checkpoint, embedding, _max_tokens(checkpoint), parameters))
+
+
+def _with_heads(encoder: SentenceEncoder) -> SentenceEncoder:
+    """Returns a model with the matrices for other forms than a vector that lie beside its checkpoint."""
+    sparse, several, weights = vector_forms.read_m3_heads(encoder.checkpoint)
+    embedding = replace(encoder.embedding, sparse=sparse, multi_vector=several)
+    if weights and embedding.pooling != "cls":
+        raise ConversionError(f"beside {' or '.join(vector_forms.HEADS)}, only the pooling cls is supported.")
+    return replace(encoder, embedding=embedding, dense={**encoder.dense, **weights})
+
+
+def _late_interaction(directory: Path, paths: Sequence[Path]) -> SentenceEncoder:
+    """Reads a ColBERT of PyLate, whose several Dense modules become one, exactly."""
+    checkpoint, *dense = paths
+    matrix, bias = None, np.zeros(0)
+    for path in dense:
+        kind, parameters = _dense(path, "token_embeddings")
+        if kind != "identity":
+            raise ConversionError("the Dense module of a ColBERT has an activation, which is not supported.")
+        weight, own = (np.asarray(parameters[f"head.output.{part}"], np.float64) for part in ("weight", "bias"))
+        matrix, bias = (weight, own) if matrix is None else (weight @ matrix, weight @ bias + own)
+    assert matrix is not None  # noqa: S101  # for the type checker
+    embedding = vector_forms.late_interaction(checkpoint, _optional(directory / SETTINGS), len(matrix))
+    weights = {"head.vectors.weight": matrix.astype(np.float32), "head.vectors.bias": bias.astype(np.float32)}
+    return SentenceEncoder(checkpoint, embedding, read_limits(checkpoint).max_tokens, weights)
+
+
+def _stanford(directory: Path) -> SentenceEncoder:
+    with open_tensors(directory) as tensors:
+        weight = tensors.get("linear.weight")
+        if weight is None or len(weight.shape) != 2:
+            raise ConversionError("the ColBERT has no matrix linear.weight.")
+        width = weight.shape[0]
+    embedding = vector_forms.read_stanford(directory, width)
+    bias = {"head.vectors.bias": np.zeros(width, np.float32)}
+    return SentenceEncoder(directory, embedding, read_limits(directory).max_tokens, bias)
 
 
 def cross_encoder_problem(directory: Path) -> Problem:
@@ -139,13 +197,14 @@ def _pooling(directory: Path, *, has_prompts: bool) -> Pooling:
     return _POOLINGS[names[0]]
 
 
-def _dense(directory: Path) -> tuple[Dense, Weights]:
+def _dense(directory: Path, reads: str = "sentence_embedding") -> tuple[Dense, Weights]:
     config = read_object(directory / "config.json")
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise ConversionError("the activation of the Dense module is not supported, only Tanh and Identity are.")
-    plain = config.get("module_input_name", "sentence_embedding") == "sentence_embedding"
-    if config.get("use_residual") or not plain or config.get("module_output_name") not in (None, "sentence_embedding"):
+    default = reads if reads == "token_embeddings" else "sentence_embedding"
+    names = {config.get("module_input_name") or default, config.get("module_output_name") or default}
+    if config.get("use_residual") or names != {reads}:
         raise ConversionError("the Dense module has a residual or reads other features, which is not supported.")
     with open_tensors(directory) as tensors:
         weight = tensors.get("linear.weight")

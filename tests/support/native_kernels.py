@@ -236,7 +236,7 @@ def _run(f: Folded, one: Encoding) -> np.ndarray:
             case Read():
                 pooled = values[step.x].max(0) if step.how == "max" else values[step.x].mean(0)
                 values[step.out] = np.tile(pooled, (len(one.focus), 1))
-    return values[f.program.result]
+    return np.concatenate([values[result] for result in f.program.results], axis=1)
 
 
 Change = Callable[[Any], Any]

@@ -225,7 +225,9 @@ class Network:
                 self.run(block.steps)
             else:
                 self.loop(block)
-        self.graph.output("rows", "float32", 2, self.whole(self.program.result))
+        first, *others = (self.whole(result) for result in self.program.results)
+        rows = self.graph.add("Concat", [first, *others], axis=1) if others else first
+        self.graph.output("rows", "float32", 2, rows)
         return self.graph.file()
 
     def loop(self, block: Block) -> None:

@@ -65,7 +65,7 @@ ERRORS: Final = {
     3: "a parameter is missing",
     5: "the network's sizes contradict each other",
 }
-INTERFACE: Final = 6  # the version of the functions and programs in swiftlet_serve/native
+INTERFACE: Final = 7  # the version of the functions and programs in swiftlet_serve/native
 
 _Floats = np.ctypeslib.ndpointer(np.float32, flags="C_CONTIGUOUS")
 _Weights = np.ctypeslib.ndpointer(flags="C_CONTIGUOUS")  # int8, or the bits of bf16
@@ -477,8 +477,9 @@ def program_numbers(folded: Folded, parameters: Parameters) -> NDArray[np.int32]
             for i, step in enumerate(block.steps):
                 kind, *rest = numbers(step)
                 steps.append([kind, i == 0, *rest, *[0] * (STEP_NUMBERS - 2 - len(rest))])
-    head = len(values), values[program.result], len(steps), folded.positions
-    return np.array([*head, *program.widths.values(), *chain.from_iterable(steps)], np.int32)
+    results = [values[result] for result in program.results]
+    head = len(values), len(results), len(steps), folded.positions
+    return np.array([*head, *program.widths.values(), *results, *chain.from_iterable(steps)], np.int32)
 
 
 def _check(status: int) -> None:

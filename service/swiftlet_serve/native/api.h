@@ -66,7 +66,7 @@ bool batch_valid(const Model& m, const Batch& batch, std::int64_t candidates) {
 }  // namespace
 
 // The version of these functions and of programs. Python refuses a library of another version.
-EXPORT int swiftlet_interface() { return 6; }
+EXPORT int swiftlet_interface() { return 7; }
 
 EXPORT const char* swiftlet_kernel() { return Isa::name; }
 

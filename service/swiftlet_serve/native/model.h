@@ -85,7 +85,7 @@ class Model {
     bool ready() const { return ready_; }
     Precision precision() const { return precision_; }
     const Program& program() const { return program_; }
-    int outputs() const { return program_.width(program_.result); }
+    int outputs() const { return program_.outputs(); }
     int vocabulary() const { return vocabulary_; }
     int token_types() const { return token_types_; }
 

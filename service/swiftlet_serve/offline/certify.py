@@ -90,7 +90,7 @@ def _in_fp32(
             revision=checkpoint.revision,
             precision="fp32",
             max_loss=MAX_LOSS,
-            pooling=embedding.pooling if embedding and not sentences.is_encoder(directory) else None,
+            pooling=sentences.named_pooling(embedding) if embedding and not sentences.is_encoder(directory) else None,
             accept_tokenizer=True,  # that of the artifact is used
             special_tokens=manifest.reading.special_tokens,
             pair_separator="",

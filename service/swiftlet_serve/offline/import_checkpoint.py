@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from swiftlet_models import checkpoint_card, convert, setfit, sources, tokenizer_check
 from swiftlet_models import sentence_transformers as sentences
-from swiftlet_models.artifact import IMPORTED, LANGUAGE, NAME, Artifact, Manifest, Pooling, Precision
+from swiftlet_models.artifact import IMPORTED, LANGUAGE, NAME, Artifact, Manifest, PoolingOption, Precision
 from swiftlet_models.checkpoint_tokenizer import read_limits
 from swiftlet_models.parameters import configure
 from swiftlet_models.task_inference import infer_task
@@ -40,7 +40,7 @@ def import_checkpoint(
     measure: Measure | None = None,
     max_loss: float,
     keep_fp32: bool = False,
-    pooling: Pooling | None = None,
+    pooling: PoolingOption | None = None,
     languages: Sequence[str] = (),
     strict: bool = False,
     accept_tokenizer: bool = False,
