@@ -135,7 +135,7 @@ def _late_interaction(directory: Path, paths: Sequence[Path]) -> SentenceEncoder
     checkpoint, *dense = paths
     matrix, bias = None, np.zeros(0)
     for path in dense:
-        kind, parameters = _dense(path, "token_embeddings")
+        kind, parameters = _dense(path, of_tokens=True)
         if kind != "identity":
             raise ConversionError("the Dense module of a ColBERT has an activation, which is not supported.")
         weight, own = (np.asarray(parameters[f"head.output.{part}"], np.float64) for part in ("weight", "bias"))
@@ -197,14 +197,13 @@ def _pooling(directory: Path, *, has_prompts: bool) -> Pooling:
     return _POOLINGS[names[0]]
 
 
-def _dense(directory: Path, reads: str = "sentence_embedding") -> tuple[Dense, Weights]:
+def _dense(directory: Path, *, of_tokens: bool = False) -> tuple[Dense, Weights]:
     config = read_object(directory / "config.json")
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise ConversionError("the activation of the Dense module is not supported, only Tanh and Identity are.")
-    default = reads if reads == "token_embeddings" else "sentence_embedding"
-    names = {config.get("module_input_name") or default, config.get("module_output_name") or default}
-    if config.get("use_residual") or names != {reads}:
+    plain = {config.get(f"module_{side}_name") for side in ("input", "output")} <= {None, "sentence_embedding"}
+    if config.get("use_residual") or not (plain or of_tokens):  # PyLate's class reads tokens, whatever it says
         raise ConversionError("the Dense module has a residual or reads other features, which is not supported.")
     with open_tensors(directory) as tensors:
         weight = tensors.get("linear.weight")

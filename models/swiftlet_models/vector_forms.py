@@ -59,11 +59,11 @@ def read_m3_heads(directory: Path) -> tuple[Sparse | None, MultiVector | None, W
     if not any((directory / name).is_file() for name in HEADS):
         return sparse, several, weights
     config = read_object(directory / "tokenizer_config.json")
-    special = [config.get(name, default) for name, default in _SPECIAL.items()]
-    ignored = _ids(directory, [token["content"] if isinstance(token, dict) else token for token in special])
     if (file := directory / SPARSE_HEAD).is_file():
         weights |= _linear(file, "terms")
-        sparse = Sparse("tokens", 0, tuple(ignored))
+        tokenizer = Tokenizer.from_directory(directory)
+        special = {tokenizer.token_to_id(_text(config.get(name) or token)) for name, token in _SPECIAL.items()}
+        sparse = Sparse("tokens", 0, tuple(sorted(token for token in special if token is not None)))
     if (file := directory / SEVERAL_HEAD).is_file():
         weights |= _linear(file, "vectors")
         several = MultiVector(len(weights["head.vectors.weight"]), first=1)
@@ -125,8 +125,8 @@ def late_interaction(directory: Path, settings: Mapping[str, Any], width: int) -
     skipped = {tokenizer.token_to_id(word) for word in words}
     # PyLate reads a word that is no token as the unknown token.
     ignored = {unknown if token is None else token for token in skipped} - {None}
-    mask = _ids(directory, [_text(config.get("mask_token", "[MASK]"))], tokenizer)[0] if expands else None
-    ids = {name: _ids(directory, [prefix], tokenizer)[0] for name, prefix in prefixes.items() if prefix}
+    mask = _id(tokenizer, _text(config.get("mask_token") or config.get("eos_token") or "[MASK]")) if expands else None
+    ids = {name: _id(tokenizer, prefix) for name, prefix in prefixes.items() if prefix}
     several = MultiVector(
         width,
         prefixes=ids,
@@ -139,15 +139,11 @@ def late_interaction(directory: Path, settings: Mapping[str, Any], width: int) -
     return Embedding("cls", normalize=True, prompts=_PROMPTS, vector=False, multi_vector=several)
 
 
-def _ids(directory: Path, tokens: list[Any], tokenizer: Tokenizer | None = None) -> list[int]:
-    tokenizer = tokenizer or Tokenizer.from_directory(directory)
-    ids = []
-    for token in tokens:
-        number = tokenizer.token_to_id(token) if isinstance(token, str) else None
-        if number is None:
-            raise ConversionError("the tokenizer lacks a token that the model needs: a special one, or a prefix.")
-        ids.append(number)
-    return ids
+def _id(tokenizer: Tokenizer, token: str) -> int:
+    number = tokenizer.token_to_id(token)
+    if number is None:
+        raise ConversionError(f"the tokenizer lacks the token {token!r}, which the settings of ColBERT need.")
+    return number
 
 
 def _text(token: Any) -> str:

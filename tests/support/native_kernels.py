@@ -210,6 +210,7 @@ def _run(f: Folded, one: Encoding) -> np.ndarray:
                         scores += np.take_along_axis(x @ table.T, chosen.transpose(axes), 1).transpose(axes)
             if step.causal:
                 scores[distances > 0] = -np.inf
+            scores[:, one.attends_to :] = -np.inf
             if step.window is not None:
                 scores[np.abs(distances) > step.window // 2] = -np.inf
             scores = np.exp(scores - scores.max(-1, keepdims=True))

@@ -256,17 +256,18 @@ class Native:
         """
         tokens, rows = len(batch.input_ids), len(batch.offsets) - 1
         offsets = batch.offsets, batch.focus_offsets, batch.candidate_offsets
-        if len(batch.token_type_ids) != tokens or len(batch.top_k) != rows or {*map(len, offsets)} != {rows + 1}:
+        counts = {len(batch.top_k), len(batch.attended)}
+        if len(batch.token_type_ids) != tokens or counts != {rows} or {*map(len, offsets)} != {rows + 1}:
             raise ValueError(ERRORS[2])
         shapes = batch.row_shapes(self._outputs)
         # The batch is not validated yet: this bounds the memory. The rows of a valid batch are never longer.
         longest = min(max([0, *(width for _, width in shapes)]), 1 + 2 * self._outputs)
         numbers = np.empty(len(batch.focus) * longest, np.float32)
-        counts = rows, tokens, len(batch.focus), len(batch.candidates)
+        sizes = rows, tokens, len(batch.focus), len(batch.candidates)
         # One array, because passing an array takes two microseconds.
         input_numbers = np.concatenate(batch.arrays, dtype=np.int64, casting="unsafe")
         helped_ns = ctypes.c_int64()
-        status = self._c.swiftlet_run(self._model, *counts, input_numbers, numbers, ctypes.byref(helped_ns))
+        status = self._c.swiftlet_run(self._model, *sizes, input_numbers, numbers, ctypes.byref(helped_ns))
         self._last_call.helped_s = 1e-9 * helped_ns.value
         if status == WRONG_SUM:
             log.error(

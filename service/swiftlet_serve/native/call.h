@@ -76,7 +76,7 @@ class Call : public Tasks {
                 index[i] = static_cast<int>(b.offsets[s] + b.focus[i]);
                 read_owner[i] = s;
             }
-            key_start[s + 1] = key_start[s] + round_up(b.length(s), packed_rows);
+            key_start[s + 1] = key_start[s] + round_up(b.keys(s), packed_rows);
             out_start[s] = written;
             written += static_cast<std::size_t>(b.focus_offsets[s + 1] - b.focus_offsets[s]) * row_size(s);
         }
@@ -369,10 +369,12 @@ class Call::Worker {
         for (int row = range.first, end; row < range.last; row = end) {
             const int sequence = call_.owner_[row];
             end = std::min<int>(range.last, batch_.offsets[sequence + 1]);
-            const int keys = batch_.length(sequence);
-            float* scratch = memory_.attention.reserve(packing_scratch(end - row, depth));
-            pack({rows(s.key.value, row) + s.key.first, key_stride}, {rows(s.value.value, row) + s.value.first, value_stride},
-                 static_cast<int>(row - batch_.offsets[sequence]), end - row, keys, s.heads, depth, packed(s, sequence), scratch);
+            const int keys = batch_.keys(sequence), first = static_cast<int>(row - batch_.offsets[sequence]);
+            const int count = std::min(end - row, keys - first);  // tokens beyond the keys are only queries
+            if (count <= 0) continue;
+            float* scratch = memory_.attention.reserve(packing_scratch(count, depth));
+            pack({rows(s.key.value, row) + s.key.first, key_stride}, {rows(s.value.value, row) + s.value.first, value_stride}, first,
+                 count, keys, s.heads, depth, packed(s, sequence), scratch);
         }
     }
 
@@ -389,7 +391,7 @@ class Call::Worker {
         float* to = rows(s.out);
         const Relative relative = s.relative_rows != none ? model_.relative(s) : Relative{};
         for (int row = first_, end; row < first_ + count_; row = end) {
-            const int sequence = owner[row], keys = batch_.length(sequence);
+            const int sequence = owner[row], keys = batch_.keys(sequence);
             for (end = row + 1; end < first_ + count_ && owner[end] == sequence;) end++;
             Placement placement{model_.position_bias(s.bias), model_.bias_stride(), program_.positions, s.causal, s.window};
             if (reads_)
@@ -473,7 +475,7 @@ class Call::Worker {
     // The outputs of a position. Those of several values are copied side by side.
     float* outputs_of(int row) {
         if (program_.results.size() == 1) return rows(program_.results[0], row);
-        float *all = memory_.outputs.reserve(model_.outputs()), *next = all;
+        float *all = memory_.outputs.reserve(round_up(model_.outputs(), lanes)), *next = all;
         for (int value : program_.results) next = std::copy_n(rows(value, row), program_.width(value), next);
         return all;
     }

@@ -104,15 +104,19 @@ class Forms:
         return [self._read(self._prefixed(encoding, is_query=is_query), outputs, is_query=is_query) for encoding in encodings]
 
     def _prefixed(self, encoding: Encoding, *, is_query: bool) -> Encoding:
+        """Returns a sequence with the prefix of its kind, and a query filled up with masks."""
         several = self.embedding.multi_vector
-        prefix = several.prefixes.get("query" if is_query else "document") if several else None
-        if prefix is None:
+        if several is None:
             return encoding
-        return replace(
-            encoding,
-            input_ids=np.insert(encoding.input_ids, 1, prefix),
-            token_type_ids=np.insert(encoding.token_type_ids, 1, 0),
-        )
+        ids, types = encoding.input_ids, encoding.token_type_ids
+        prefix, attended = several.prefixes.get("query" if is_query else "document"), None
+        if prefix is not None:
+            ids, types = np.insert(ids, 1, prefix), np.insert(types, 1, 0)
+        missing = min(several.query_tokens or 0, self.max_tokens) - len(ids)
+        if is_query and several.mask is not None and missing > 0:
+            attended = None if several.reads_masks else len(ids)
+            ids, types = np.pad(ids, (0, missing), constant_values=several.mask), np.pad(types, (0, missing))
+        return replace(encoding, input_ids=ids, token_type_ids=types, attended=attended)
 
     def _read(self, encoding: Encoding, outputs: Sequence[Output], *, is_query: bool) -> Encoding:
         """Returns a sequence whose head reads its first token, and all that an output is made of."""
