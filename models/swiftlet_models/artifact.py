@@ -504,7 +504,7 @@ def _parse_embedding(document: object) -> Embedding | None:
     return embedding
 
 
-def _parse_part(kind: type[Sparse | MultiVector], document: object) -> Sparse | MultiVector | None | Literal[False]:
+def _parse_part(kind: type[Sparse | MultiVector], document: object) -> Sparse | MultiVector | Literal[False] | None:
     """Returns a part of the field `embedding`, or None if it is null, or False if it has a wrong value."""
     if document is None:
         return None

@@ -30,7 +30,6 @@ SPLADE: Final = Embedding("max", vector=False, sparse=Sparse("vocabulary"))
 
 _STANFORD: Final = "HF_ColBERT"
 _LOGARITHMS: Final = {"relu": 1, "log1p_relu": 2}
-_SPECIAL: Final = {"cls_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 _PROMPTS: Final = {"query": "", "document": ""}
 
 
@@ -58,11 +57,12 @@ def read_m3_heads(directory: Path) -> tuple[Sparse | None, MultiVector | None, W
     sparse, several, weights = None, None, dict[str, Any]()
     if not any((directory / name).is_file() for name in HEADS):
         return sparse, several, weights
-    config = read_object(directory / "tokenizer_config.json")
+    config = sources.read_config(directory / "tokenizer_config.json")
     if (file := directory / SPARSE_HEAD).is_file():
         weights |= _linear(file, "terms")
         tokenizer = Tokenizer.from_directory(directory)
-        special = {tokenizer.token_to_id(_text(config.get(name) or token)) for name, token in _SPECIAL.items()}
+        end = tokenizer.token_to_id(_text(config.get("eos_token") or "</s>"))
+        special = {*tokenizer.special_ends[0], end, tokenizer.pad_id, tokenizer.unknown_id}
         sparse = Sparse("tokens", 0, tuple(sorted(token for token in special if token is not None)))
     if (file := directory / SEVERAL_HEAD).is_file():
         weights |= _linear(file, "vectors")

@@ -51,9 +51,7 @@ def network(architecture: str, kind: str) -> Model:
 
 
 def folded(architecture: str, kind: str) -> Folded:
-    return fold(
-        architecture, CONFIGS[architecture], weights(network(architecture, kind)), embedding=KINDS[kind]
-    )
+    return fold(architecture, CONFIGS[architecture], weights(network(architecture, kind)), embedding=KINDS[kind])
 
 
 def sequences(kind: str) -> list[Encoding]:
@@ -92,7 +90,7 @@ def test_native_computes_a_row_in_a_batch_as_alone_to_the_bit(kind: str) -> None
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "modernbert"])
 def test_no_token_attends_to_those_behind_the_attended_ones(architecture: str, engine: str) -> None:
     """The sequences before the masks have the rows that they have without masks, and masks have rows as well."""
     create, off = ENGINES[engine]

@@ -19,7 +19,7 @@ from swiftlet_serve.tasks import embed, rerank, zero_shot
 from swiftlet_serve.tasks._forms import answer_fields
 from swiftlet_serve.tasks._vector_forms import Sparse as Weights
 from swiftlet_serve.tasks._vector_forms import dot, max_sim, similarity
-from tests.support.task_requests import MAX_TOKENS, encode, manifest, rejection
+from tests.support.task_requests import encode, manifest, rejection
 
 DENSE, SEVERAL = 4, 2
 M3 = Embedding("cls", sparse=Sparse("tokens", 0, (1, 2)), multi_vector=MultiVector(SEVERAL, first=1))
@@ -75,20 +75,22 @@ def test_one_pass_gives_all_forms(tokenizer: Tokenizer) -> None:
 
 def test_colbert_reads_queries_and_documents_differently(tokenizer: Tokenizer) -> None:
     (full_stop,) = encode(make(tokenizer, M3), "a .", output="multi_vector")[0].input_ids[2:3].tolist()
-    several = MultiVector(
-        SEVERAL, {"query": 7, "document": 8}, 12, 6, mask=4, reads_masks=False, ignored=(full_stop,)
-    )
+    several = MultiVector(SEVERAL, {"query": 7, "document": 8}, 12, 6, mask=4, reads_masks=False, ignored=(full_stop,))
     about = Embedding("cls", normalize=True, prompts={"query": "", "document": ""}, vector=False, multi_vector=several)
     task = make(tokenizer, about)
     (query,) = encode(task, "a .", prompt_name="query")
     (document,) = encode(task, "a .")
 
-    assert query.input_ids[1] == 7 and document.input_ids[1] == 8
-    assert len(query.input_ids) == 12 and query.input_ids[query.attended :].tolist() == [4] * (12 - query.attended)
+    assert query.input_ids[1] == 7
+    assert document.input_ids[1] == 8
+    assert len(query.input_ids) == 12
+    assert query.input_ids[query.attended :].tolist() == [4] * (12 - query.attended)
     assert len(query.focus) == 12
-    assert full_stop not in document.input_ids[document.focus] and document.attended is None
+    assert full_stop not in document.input_ids[document.focus]
+    assert document.attended is None
     (long,) = encode(task, "a film " * 40)
-    assert len(long.input_ids) == 6 and long.left_out
+    assert len(long.input_ids) == 6
+    assert long.left_out
     assert rejection(task, "a film " * 40, truncation=False) == ("input_too_long", "/inputs", 5)
 
     ranked = make(tokenizer, about, rerank)
@@ -122,9 +124,11 @@ def test_what_a_model_lacks_is_refused(tokenizer: Tokenizer) -> None:
 
 def test_forms_are_compared_by_what_they_mean(tokenizer: Tokenizer) -> None:
     a, b = Weights(np.array([1, 5]), np.array([1.0, 2.0])), Weights(np.array([5, 9]), np.array([3.0, 1.0]))
-    assert dot(a, b) == 6 and similarity(a, a) == pytest.approx(1)
+    assert dot(a, b) == 6
+    assert similarity(a, a) == pytest.approx(1)
     nothing = Weights(np.zeros(0, np.int64), np.zeros(0))
-    assert similarity(nothing, nothing) == 1 and similarity(a, nothing) == 0
+    assert similarity(nothing, nothing) == 1
+    assert similarity(a, nothing) == 0
     assert max_sim(np.eye(2), np.zeros((0, 2))) == 0
 
     served = {"indices": [1, 5], "values": [1.0, 2.0]}

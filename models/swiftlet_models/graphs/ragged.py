@@ -70,7 +70,12 @@ ACTIVATIONS: Final[Mapping[str, tuple[str, str]]] = {
     "gelu_pytorch_tanh": ("FastGelu", CONTRIB),
     "tanh": ("Tanh", ""),
 }
-INPUTS: Final = {"lengths": ("int32", 1), "attended": ("int32", 1), "spread": ("int64", 2), "focus_spread": ("int64", 2)}  # others: int64, 1
+INPUTS: Final = {
+    "lengths": ("int32", 1),
+    "attended": ("int32", 1),
+    "spread": ("int64", 2),
+    "focus_spread": ("int64", 2),
+}  # others: int64, 1
 INDEX: Final[Mapping[str, str]] = {"position": "positions", "token_type": "token_type_ids"}  # others: words
 NEIGHBOURS: Final[Mapping[str, str]] = {"next_word": "after", "previous_word": "before"}
 

@@ -159,7 +159,9 @@ def check(artifacts: tuple[str, ...], engine: str, public_key: Path | None) -> N
     help="Write no artifact if the precision is not good enough. Default: try the next one.",
 )
 @click.option("--keep-fp32", is_flag=True, help="Add the fp32 weights, for the torch engine.")
-@click.option("--pooling", type=click.Choice(get_args(PoolingOption)), help="Pooling of a transformers encoder, to embed.")
+@click.option(
+    "--pooling", type=click.Choice(get_args(PoolingOption)), help="Pooling of a transformers encoder, to embed."
+)
 @click.option(
     "--language",
     "languages",

@@ -1,7 +1,8 @@
 """Fidelity: how much of the fp32 network's answers an int8 network keeps, in the terms of its task.
 
-A vector, a sparse one or the vectors of tokens are compared by their cosine, a distribution by the probability that both networks give to the same outcomes
-(1 minus the total variation distance), and a score that has no distribution by its size. Each is 1 for equal answers.
+A vector, a sparse one or the vectors of tokens are compared by their cosine, a distribution by the probability that
+both networks give to the same outcomes (1 minus the total variation distance), and a score that has no distribution by
+its size. Each is 1 for equal answers.
 Scale and outliers among the outputs therefore do not matter.
 """
 

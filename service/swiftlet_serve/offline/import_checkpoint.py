@@ -124,6 +124,7 @@ def import_checkpoint(
             _check_tokenizer(tokenizer, tokens, languages, report)
         config = configure(converted.architecture, converted.config)
         max_tokens = min(converted.positions, limit or converted.positions)
+        _check_masks(encoder, config)
         tokenizer = _configured(tokenizer, special_tokens, pair_separator)
         _tell_special_tokens(tokenizer, report)
         if head == "classification":
@@ -251,6 +252,19 @@ def _check_reading(
         raise SetupError(
             "tokenizer_config.json: padding_side 'left' makes pipelines put the context before the question, which is "
             "not supported. If the model was trained with the question first, set it to 'right'."
+        )
+
+
+def _check_masks(encoder: sentences.SentenceEncoder | None, config: Any) -> None:
+    """Refuses windows of attention in which a token that fills a query may find no token to attend to."""
+    several = encoder.embedding.multi_vector if encoder else None
+    if several is None or several.mask is None or several.reads_masks:
+        return
+    reach = [part.window // 2 for part in config.traits().attention if part.window is not None]
+    if reach and (several.query_tokens or 0) > min(reach):
+        raise SetupError(
+            f"The queries are filled up to {several.query_tokens} tokens, and a token attends to the next {min(reach)} "
+            "only. Lower query_length to that."
         )
 
 

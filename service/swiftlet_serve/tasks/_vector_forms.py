@@ -1,4 +1,4 @@
-"""The forms of an embedding: a vector of a text, weights of tokens of the vocabulary (sparse), or a vector of each token.
+"""The forms of an embedding: a vector of a text, weights of tokens of the vocabulary, or a vector of each token.
 
 The head `embedding` has the numbers for all forms that the model knows side by side, so that one pass of the network
 gives them all. A form picks its columns, and `focused` the positions that the head reads for the forms of a request.
@@ -101,7 +101,10 @@ class Forms:
         self, encodings: Sequence[Encoding], outputs: Sequence[Output], *, is_query: bool = False
     ) -> list[Encoding]:
         """Returns sequences with their prefixes, whose head reads what the outputs need."""
-        return [self._read(self._prefixed(encoding, is_query=is_query), outputs, is_query=is_query) for encoding in encodings]
+        return [
+            self._read(self._prefixed(encoding, is_query=is_query), outputs, is_query=is_query)
+            for encoding in encodings
+        ]
 
     def _prefixed(self, encoding: Encoding, *, is_query: bool) -> Encoding:
         """Returns a sequence with the prefix of its kind, and a query filled up with masks."""

@@ -2,8 +2,8 @@
 
 A cross-encoder reads the query with each text, and its only output is the score, as `CrossEncoder.rank` of
 sentence-transformers computes it. An embedding model reads each of them alone, and the score is the cosine of two
-vectors, the product of two sparse ones, or MaxSim for a vector of each token. The manifest's head tells which of the two
-an artifact is.
+vectors, the product of two sparse ones, or MaxSim for a vector of each token. The manifest's head tells which of the
+two an artifact is.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from swiftlet_models.artifact import Head, Manifest, Output, Outputs
 from swiftlet_models.tokenizer import Encoding, Tokenizer
 from swiftlet_serve.errors import Unprocessable, invalid_value
 from swiftlet_serve.tasks._requests import Failure, Request, Strict, empty_input, failure, is_blank, too_many_tokens
-from swiftlet_serve.tasks.classify import FUNCTIONS, default_function
 from swiftlet_serve.tasks._vector_forms import Forms
+from swiftlet_serve.tasks.classify import FUNCTIONS, default_function
 from swiftlet_serve.types import Row
 
 HEAD: Final[Head] = "classification"

@@ -1,7 +1,7 @@
 """Sequences and rows as bytes, for messages between processes: little-endian arrays of numbers, without pickle.
 
-Sequences are L, F, M, top_k and `attended` (uint32) of each sequence, then the input ids, token types, focus positions and
-candidates (int64) of all sequences, one kind after the other. `Batch` has the same names.
+Sequences are L, F, M, top_k and `attended` (uint32) of each sequence, then the input ids, token types, focus positions
+and candidates (int64) of all sequences, one kind after the other. `Batch` has the same names.
 
 Rows are the shape (2 int32) of each row, then the values (float32) of all rows, one row after the other. A shape is
 (F, O). A sequence without a row has the shape (-1, index into `CODES`).
@@ -45,7 +45,9 @@ def pack_sequences(sequences: Sequence[Encoding]) -> bytes:
             top_k, chosen = sequence.top_k, sequence.candidates
         elif isinstance(sequence, Scored):
             chosen = sequence.targets
-        shapes.append(_SEQUENCE.pack(len(sequence.input_ids), len(sequence.focus), len(chosen), top_k, sequence.attends_to))
+        shapes.append(
+            _SEQUENCE.pack(len(sequence.input_ids), len(sequence.focus), len(chosen), top_k, sequence.attends_to)
+        )
         ids.append(sequence.input_ids.astype(_INT, copy=False).tobytes())
         types.append(sequence.token_type_ids.astype(_INT, copy=False).tobytes())
         focus.append(sequence.focus.astype(_INT, copy=False).tobytes())
