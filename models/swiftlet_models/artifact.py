@@ -40,7 +40,10 @@ Outputs = int | Literal["labels", "vocabulary", "hidden"]  # of a head, per posi
 Problem = Literal["single_label", "multi_label", "regression"]
 Precision = Literal["fp32", "bf16", "int8"]
 Pooling = Literal["cls", "last", "mean", "max"]
+PoolingOption = Literal["cls", "last", "mean", "max", "splade"]
+"""What makes a checkpoint without a head an embedding model."""
 Dense = Literal["identity", "tanh"]
+Output = Literal["dense", "sparse", "multi_vector"]
 Side = Literal["left", "right"]
 Scored = Literal["spans", "words", "text"]
 LabelRows = Literal["marker", "next", "mean"]
@@ -92,17 +95,69 @@ class File:
 
 
 @dataclass(frozen=True)
-class Embedding:
-    """How the head `embedding` makes one vector of a sequence, and how texts are prepared for it.
+class Sparse:
+    """How a text becomes weights of tokens of the vocabulary.
 
-    The network pools the hidden states, and applies the dense layer if there is one. The task normalises the vector.
+    By `vocabulary`, a token's weight is its largest logit of a masked language model over the tokens of the text. By
+    `tokens`, the network gives each token of the text a weight, and a token that occurs several times has the largest.
+    Negative weights become 0, and then a weight w becomes log(1 + w), as often as there are `logarithms`.
     """
 
-    pooling: Pooling  # of the tokens of a sequence; "cls" and "last" read the position in focus
+    by: Literal["vocabulary", "tokens"]
+    logarithms: int = 1
+    ignored: tuple[int, ...] = ()  # ids of tokens that have no weight
+
+
+@dataclass(frozen=True)
+class MultiVector:
+    """How a text becomes a vector for each of its tokens (ColBERT).
+
+    A text is a query if its prompt is called so, and else a document. `prefixes` are ids of tokens behind the first
+    one, by "query" and "document".
+    """
+
+    width: int  # of a vector
+    prefixes: Mapping[str, int] = field(default_factory=dict)
+    query_tokens: int | None = None  # the token limit of a query; None: the network's
+    document_tokens: int | None = None
+    mask: int | None = None  # the id of the token that fills a query up to its limit; None: nothing does
+    reads_masks: bool = True  # whether tokens attend to those that fill a query
+    first: int = 0  # the first position that has a vector
+    ignored: tuple[int, ...] = ()  # ids of tokens that have no vector in a document
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """How the head `embedding` makes vectors of a sequence, and how texts are prepared for it.
+
+    The network pools the hidden states, and applies the dense layer if there is one. The task normalises the vector.
+    The head's outputs are those for a dense vector, for a sparse one and for several, side by side.
+    """
+
+    pooling: Pooling  # of the tokens of a sequence; "cls" reads the positions in focus
     normalize: bool = False  # whether vectors have length 1 by default
     dense: Dense | None = None  # the activation of the layer after pooling; None if there is no layer
     prompts: Mapping[str, str] = field(default_factory=dict)  # texts to put in front of an input, by name
     default_prompt: str | None = None  # the name of the prompt that a request without `prompt_name` uses
+    vector: bool = True  # whether there is a dense vector
+    sparse: Sparse | None = None
+    multi_vector: MultiVector | None = None
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """The forms that a text can have, the default first."""
+        there = {"dense": self.vector, "sparse": self.sparse, "multi_vector": self.multi_vector}
+        return tuple(output for output in get_args(Output) if there[output])
+
+    @property
+    def by_vocabulary(self) -> bool:
+        """Whether the outputs are logits of the vocabulary, and those of all tokens are pooled."""
+        return self.sparse is not None and self.sparse.by == "vocabulary"
+
+    @property
+    def by_token(self) -> bool:
+        """Whether there are outputs for each token."""
+        return self.multi_vector is not None or (self.sparse is not None and not self.by_vocabulary)
 
     def default_prompt_text(self) -> str:
         """Returns the default prompt, or an empty text."""
@@ -456,6 +511,8 @@ def _parse_embedding(document: object) -> Embedding | None:
     """Raises ValueError if the field `embedding` has a wrong value."""
     if document is None:
         return None
+    if isinstance(document, dict):
+        document = LATER_EMBEDDING | document
     if not isinstance(document, dict) or set(document) != {field.name for field in fields(Embedding)}:
         raise ValueError("the field 'embedding' has a wrong value.")
     prompts, default = document["prompts"], document["default_prompt"]
@@ -466,10 +523,50 @@ def _parse_embedding(document: object) -> Embedding | None:
         "prompts": isinstance(prompts, dict) and all(isinstance(text, str) for text in prompts.values()),
     }
     valid["default_prompt"] = default is None or (valid["prompts"] and isinstance(default, str) and default in prompts)
+    parts = {key: _parse_part(kind, document[key]) for key, kind in PARTS.items()}
+    embedding = Embedding(**{**document, **{key: None if part is False else part for key, part in parts.items()}})
+    valid |= {key: part is not False for key, part in parts.items()}
+    valid["vector"] = isinstance(document["vector"], bool) and bool(embedding.outputs)
+    if embedding.by_vocabulary:  # nothing else has outputs beside the logits of a vocabulary
+        valid["sparse"] &= embedding.outputs == ("sparse",) and document["dense"] is None
     for key, good in valid.items():
         if not good:
             raise ValueError(f"the field 'embedding/{key}' has a wrong value.")
-    return Embedding(**document)
+    return embedding
+
+
+def _parse_part(kind: type[Sparse | MultiVector], document: object) -> Sparse | MultiVector | Literal[False] | None:
+    """Returns a part of the field `embedding`, or None if it is null, or False if it has a wrong value."""
+    if document is None:
+        return None
+    if not isinstance(document, dict) or set(document) != {field.name for field in fields(kind)}:
+        return False
+
+    def is_number(value: object, least: int = 0) -> bool:
+        return type(value) is int and least <= value <= MAX_COUNT
+
+    ignored = document["ignored"]
+    if not isinstance(ignored, list) or not all(map(is_number, ignored)):
+        return False
+    if kind is Sparse:
+        good = document["by"] in ("vocabulary", "tokens") and document["logarithms"] in (0, 1, 2)
+    else:
+        prefixes = document["prefixes"]
+        good = (
+            is_number(document["width"], 1)
+            and isinstance(prefixes, dict)
+            and set(prefixes) <= {"query", "document"}
+            and all(map(is_number, prefixes.values()))
+            and all(document[key] is None or is_number(document[key], 1) for key in ("query_tokens", "document_tokens"))
+            and (document["mask"] is None or (is_number(document["mask"]) and document["query_tokens"] is not None))
+            and isinstance(document["reads_masks"], bool)
+            and is_number(document["first"])
+        )
+    return good and kind(**document | {"ignored": tuple(ignored)})
+
+
+LATER_EMBEDDING: Final = {"vector": True, "sparse": None, "multi_vector": None}  # fields that older manifests lack
+PARTS: Final[Mapping[str, type[Sparse | MultiVector]]] = {"sparse": Sparse, "multi_vector": MultiVector}
 
 
 def _parse_decisions(document: object, labels: Sequence[str]) -> Decisions | None:

@@ -46,6 +46,9 @@ HUB_FILES: Final = (
     "config_sentence_transformers.json",
     "sentence_*_config.json",
     "[0-9]_*/*",
+    "sparse_linear.pt",  # of bge-m3, as is the next one
+    "colbert_linear.pt",
+    "artifact.metadata",  # of Stanford's ColBERT
     "config_setfit.json",
     "model_head.pkl",  # of SetFit
     ADAPTER,
@@ -71,6 +74,7 @@ _IGNORED: Final = (
 # transformers stores the outputs of every token classifier as `classifier`, the name that NAMES gives to the outputs of
 # a text classifier. A head that labels tokens is read from there, and never from the head of question answering.
 _TOKEN_LABELS: Final = ((r"^classifier\.(weight|bias)$", r"token.output.\1"), (r"^qa_outputs\.", r"pretraining.span."))
+_COLBERT: Final = ((r"^linear\.weight$", r"embedding.vectors.weight"),)  # in the class of Stanford's package
 _TOKEN_CLASSIFIER: Final = "ForTokenClassification"  # noqa: S105  # the end of a class name
 
 # Tensors that repeat a parameter which the heads of language models have once here.
@@ -212,20 +216,22 @@ def convert(
     if refusal := architectures.refusal(settings.get("model_type")):
         raise ConversionError(refusal)
     architecture = str(settings["model_type"]).replace("-", "_")
-    config = _translate_config(architecture, settings, head)
+    # The head in whose place the checkpoint has the parameters.
+    stored: Head = "masked_lm" if embedding and embedding.by_vocabulary else head
+    config = _translate_config(architecture, settings, stored)
     if configure(architecture, config).traits().embedding.token_types and config["type_vocab_size"] < 2:
         raise ConversionError("config.json: type_vocab_size 1 has no token type for the second text of a pair.")
     labels, problem = _labels(settings) if outputs == "labels" else ((), None)
     if outputs == "labels" and not encoder_only:
         _check_kind(settings, head)
-    names = _TOKEN_LABELS if (head, outputs) == ("token", "labels") else ()
+    names = _TOKEN_LABELS if (head, outputs) == ("token", "labels") else _COLBERT if head == "embedding" else ()
     with adapter.open() if adapter else open_tensors(directory) as tensors:
-        checkpoint = _Checkpoint(architecture, config, head, {**tensors, **(parameters or {})}, names)
+        checkpoint = _Checkpoint(architecture, config, stored, {**tensors, **(parameters or {})}, names)
         try:
             width = outputs if isinstance(outputs, int) else len(labels)
             sizes = checkpoint.check(width, embedding, encoder_only=encoder_only)
         except _NoHead:
-            raise ConversionError(_missing_head(settings, head, outputs)) from None
+            raise ConversionError(_missing_head(settings, stored, outputs)) from None
         yield ConvertedCheckpoint(
             weights=checkpoint.weights,
             architecture=architecture,

@@ -26,6 +26,7 @@ in memory as a whole.
     layers.I.key, .value, .query, and B with B.norm for each bottleneck B, if these have a LayerNorm
     layers.I.feed_forward.J.inner (a gate's rows first), .outer
     head.transform or .pooler, .norm (if there is one), then .decoder or .output. A head that only pools has none.
+    Of embeddings: head.output for a dense layer, .terms for weights of tokens, .vectors for a vector of each token.
 
 Each product that ends in a residual addition, X, has the vector X.gain (NoNorm) or the norm X.norm. If norms precede,
 there are layers.I.attention_norm, .feed_forward.J.norm and final_norm, and X.norm only if they are around. A norm is
@@ -135,7 +136,10 @@ def fold(
     _check_traits(traits)
     network = _Network(traits, sizes, weights)
     classifies = "head.pooler.weight" in weights
-    network.fold_encoder(embedding.pooling if embedding else traits.classifier_pooling if classifies else "cls")
+    if embedding:
+        network.fold_encoder(None if embedding.by_vocabulary else embedding.pooling)
+    else:
+        network.fold_encoder(traits.classifier_pooling if classifies else "cls")
     network.fold_head(own.pooler, own.prediction_act, embedding)
     folded = network.folded()
     _check_widths(folded, multiple)
@@ -191,7 +195,7 @@ class _Network:
         self.vectors: dict[str, Array] = {}
         self.blocks: list[Block] = []
         self.widths = {"hidden": sizes.hidden, "attended": sizes.attended}
-        self.result = "hidden"
+        self.results: tuple[str, ...] = ("hidden",)
         self.depth = sizes.attended // traits.heads
         self.key_heads = traits.key_heads or traits.heads
         self.scale = traits.score_scale or 1 / math.sqrt(self.depth)
@@ -201,7 +205,7 @@ class _Network:
         self.epsilons: dict[str, float] = {}
 
     def folded(self) -> Folded:
-        program = Program(tuple(self.blocks), self.widths, self.result)
+        program = Program(tuple(self.blocks), self.widths, self.results)
         return Folded(program, self.sizes.outputs, self.sizes.positions, self.words, self.products, self.vectors)
 
     # ---- parameters
@@ -370,7 +374,8 @@ class _Network:
         if self.norm_last:
             yield self.norm(out, out, name + ".norm")
 
-    def fold_encoder(self, pooling: Pooling | Literal["late"]) -> None:
+    def fold_encoder(self, pooling: Pooling | Literal["late"] | None) -> None:
+        """Folds the encoder. Without a pooling, its rows stay those of all tokens."""
         traits = self.traits
         self.take_tables()
         if traits.position_bias:
@@ -393,8 +398,8 @@ class _Network:
         if self.norm_first:
             self.take_norm("final_norm", "encoder.norm")
             end.append(self.norm("hidden", "hidden", "final_norm"))
-        if pooling in ("mean", "max"):
-            end.append(Read("hidden", "hidden", "max" if pooling == "max" else "mean"))
+        if pooling == "mean" or pooling == "max":
+            end.append(Read("hidden", "hidden", pooling))
         if end:
             self.blocks.append(Block(tuple(end)))
 
@@ -497,12 +502,32 @@ class _Network:
         yield reading("query", query_key)
 
     def fold_head(self, pooler: str | None, prediction_act: str, embedding: Embedding | None) -> None:
-        if embedding and not embedding.dense:
-            return
-        self.result = "outputs"
-        self.blocks.append(Block(tuple(self.head(pooler, prediction_act, embedding))))
+        if embedding and not embedding.by_vocabulary:
+            steps = tuple(self.vectors_of(embedding))
+        else:
+            self.results = ("outputs",)
+            steps = tuple(self.head(pooler, prediction_act))
+        if embedding and embedding.by_vocabulary:
+            steps = (*steps, Read("outputs", "outputs", "max"))
+        if steps:
+            self.blocks.append(Block(steps))
 
-    def head(self, pooler: str | None, prediction_act: str, embedding: Embedding | None) -> Iterator[Step]:
+    def vectors_of(self, embedding: Embedding) -> Iterator[Step]:
+        """Yields the steps of the head `embedding`, and names their results."""
+        self.results = ("hidden",) if embedding.vector and not embedding.dense else ()
+        parts = {
+            "output": embedding.vector and embedding.dense is not None,
+            "terms": embedding.sparse is not None,
+            "vectors": embedding.multi_vector is not None,
+        }
+        for name in (name for name, is_there in parts.items() if is_there):
+            self.products[f"head.{name}"] = self.product(f"head.{name}")
+            self.results += (f"outputs.{name}",)
+            activation = "tanh" if name == "output" and embedding.dense == "tanh" else None
+            # The vectors of all tokens are too many for an exact product.
+            yield self.multiply(f"outputs.{name}", "hidden", f"head.{name}", activation, exact=name != "vectors")
+
+    def head(self, pooler: str | None, prediction_act: str) -> Iterator[Step]:
         x, inner = "hidden", {"head.transform": prediction_act, "head.pooler": pooler}
         for name, act in inner.items():
             if name + ".weight" in self.weights:
@@ -522,14 +547,13 @@ class _Network:
             yield self.multiply("outputs", x, "head.decoder")
             return
         self.products["head.output"] = self.product("head.output")
-        activation = "tanh" if embedding and embedding.dense == "tanh" else None
-        yield self.multiply("outputs", x, "head.output", activation, exact=True)
+        yield self.multiply("outputs", x, "head.output", exact=True)
 
 
 def _check_widths(folded: Folded, multiple: int) -> None:
     """Raises FoldingError if a width inside the network is no multiple of `multiple`."""
     program = folded.program
-    widths = {width for value, width in program.widths.items() if value != "outputs"}
+    widths = {width for value, width in program.widths.items() if value == "hidden" or value not in program.results}
     widths |= {step.query.width // step.heads for step in program if isinstance(step, Attend)}
     widths |= {step.x.width // step.heads // 2 for step in program if isinstance(step, Rotate)}
     widths |= {step.x.width // step.heads for step in program if isinstance(step, NormHeads)}

@@ -284,6 +284,8 @@ class _Expected:
 
     def add_head(self, head: Head, embedding: Embedding | None) -> None:
         h = self.hidden
+        if embedding and embedding.by_vocabulary:
+            head = "masked_lm"
         if head in ("masked_lm", "causal_lm"):
             self.outputs = self.vocabulary
             self.shapes["head.bias"] = (self.vocabulary,)
@@ -297,8 +299,8 @@ class _Expected:
             if width != self.embedding:
                 self.shapes["head.extra"] = self.vocabulary, width - self.embedding
             return
-        if head == "embedding" and not (embedding and embedding.dense):
-            self.outputs = h
+        if head == "embedding" and embedding:
+            self._add_vectors(embedding)
             return
         if head == "classification" and self.config.pooler:
             self._linear("head.pooler", h, h)
@@ -308,6 +310,18 @@ class _Expected:
             self._norm("head.norm", h)
         self.outputs, _ = self._table("head.output.weight")
         self._linear("head.output", self.outputs, h)
+
+    def _add_vectors(self, embedding: Embedding) -> None:
+        if embedding.vector:
+            self.outputs, _ = self._table("head.output.weight") if embedding.dense else (self.hidden, 0)
+            if embedding.dense:
+                self._linear("head.output", self.outputs, self.hidden)
+        if embedding.sparse:
+            self.outputs += 1
+            self._linear("head.terms", 1, self.hidden)
+        if embedding.multi_vector:
+            self.outputs += embedding.multi_vector.width
+            self._linear("head.vectors", embedding.multi_vector.width, self.hidden)
 
     def _table(self, name: str) -> tuple[int, int]:
         """Returns the shape of a given parameter, which must have two dimensions."""

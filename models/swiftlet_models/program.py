@@ -2,7 +2,8 @@
 
 A step computes a value from values, for each row by itself. Only two kinds of steps read other rows: `Attend`, and a
 `Read` that pools. A value (rows, width) has a name, and a later step may replace it. In front of the program's one
-`Read`, the rows are the T tokens of a batch, and after it the N positions that the head reads.
+`Read`, the rows are the T tokens of a batch, and after it the N positions that the head reads. The read is mostly in
+front of the head, and behind it where outputs are pooled.
 
 Tables, matrices and norms are named as in `Folded` (`swiftlet_models/folding.py`), which makes programs. An engine
 knows steps, and neither architectures nor traits.
@@ -160,8 +161,8 @@ class Program:
 
     blocks: tuple[Block, ...]
     widths: Mapping[str, int]  # of the values
-    result: str
-    """The value that holds the outputs after the last step."""
+    results: tuple[str, ...]
+    """The values that hold the outputs after the last step, side by side."""
 
     def __iter__(self) -> Iterator[Step]:
         """Yields every step once, also those of a block that runs several times."""
@@ -189,7 +190,7 @@ def joined(program: Program) -> Program:
         for i, (first, second) in enumerate(pairwise(steps)):
             if not isinstance(first, Multiply) or not isinstance(second, Multiply):
                 continue
-            if _may_join(first, second, program.result, (*steps[:i], *steps[i + 2 :])):
+            if _may_join(first, second, program.results, (*steps[:i], *steps[i + 2 :])):
                 both = replace(
                     first, out=f"{first.out}{JOIN}{second.out}", product=f"{first.product}{JOIN}{second.product}"
                 )
@@ -202,11 +203,11 @@ def joined(program: Program) -> Program:
     return replace(program, blocks=blocks, widths=widths)
 
 
-def _may_join(first: Multiply, second: Multiply, result: str, others: Sequence[Step]) -> bool:
+def _may_join(first: Multiply, second: Multiply, results: Sequence[str], others: Sequence[Step]) -> bool:
     plain, outputs = Multiply("", first.x, ""), {first.out, second.out}
     if any(replace(step, out="", product="") != plain for step in (first, second)):
         return False
-    if first.out in (first.x, second.out) or result in outputs:
+    if first.out in (first.x, second.out) or not outputs.isdisjoint(results):
         return False
     others = [step for step in others if not isinstance(step, NormHeads | Rotate)]
     return not any(output(step) in outputs or getattr(step, "x", None) in outputs for step in others)

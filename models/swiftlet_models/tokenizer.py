@@ -59,6 +59,12 @@ class Encoding:
     focus: Ids  # (F,): positions that the head reads
     text_index: int = field(default=0, kw_only=True)  # of the text, or the pair, among those that were encoded
     left_out: int = field(default=0, kw_only=True)  # tokens of the text, or the pair, that were cut off
+    attended: int | None = field(default=None, kw_only=True)  # tokens that tokens attend to, the first ones; None: all
+
+    @property
+    def attends_to(self) -> int:
+        """The number of tokens, from the first one on, that tokens attend to."""
+        return len(self.input_ids) if self.attended is None else self.attended
 
 
 @dataclass(frozen=True, eq=False)

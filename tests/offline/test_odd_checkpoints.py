@@ -402,8 +402,6 @@ ODD: dict[str, Make] = {
     "sentence-transformers in 0_Transformer": in_a_folder,
     "sentence-transformers with WeightedLayerPooling": modules("Transformer", "WeightedLayerPooling", "Pooling"),
     "sentence-transformers with CNN": modules("Transformer", "CNN", "Pooling"),
-    "SPLADE": modules("Transformer", "SpladePooling"),
-    "ColBERT": modules("Transformer", "Dense"),
     "Model2Vec": several(modules("StaticEmbedding", "Normalize"), removed("config.json", "model.safetensors")),
     "adapter beside its base": adapter(),
     "adapter whose base is gone": adapter(base_model_name_or_path="/home/me/bert"),

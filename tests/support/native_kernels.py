@@ -229,6 +229,7 @@ def _run(f: Folded, one: Encoding) -> np.ndarray:
                         scores += np.take_along_axis(x @ table.T, chosen.transpose(axes), 1).transpose(axes)
             if step.causal:
                 scores[distances > 0] = -np.inf
+            scores[:, one.attends_to :] = -np.inf
             if step.window is not None:
                 scores[np.abs(distances) > step.window // 2] = -np.inf
             scores = np.exp(scores - scores.max(-1, keepdims=True))
@@ -257,7 +258,7 @@ def _run(f: Folded, one: Encoding) -> np.ndarray:
             case Read():
                 pooled = values[step.x].max(0) if step.how == "max" else values[step.x].mean(0)
                 values[step.out] = np.tile(pooled, (len(one.focus), 1))
-    return values[f.program.result]
+    return np.concatenate([values[result] for result in f.program.results], axis=1)
 
 
 Change = Callable[[Any], Any]

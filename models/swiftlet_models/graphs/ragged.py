@@ -5,7 +5,7 @@ out as B rows of S, the longest sequence, and another gather takes them back. Af
 positions that the head reads are computed, at most F per sequence. A block that runs several times (ALBERT) is a loop,
 so that ONNX Runtime packs its weights once.
 
-A graph declares the inputs that its steps need. All are int64 except `lengths`, which is int32.
+A graph declares the inputs that its steps need. All are int64 except `lengths` and `attended`, which are int32.
 `ragged_inputs` of `swiftlet_serve/engines/onnx_cpu.py` makes them:
 
     input_ids, token_type_ids, positions (T,)
@@ -13,6 +13,7 @@ A graph declares the inputs that its steps need. All are int64 except `lengths`,
     spread (B, S)           the token at each place; the sequence's last token at places of padding
     gathered (T,)           the place of each token, b * S + s
     lengths (B,)
+    attended (B,)           the tokens of each sequence that tokens attend to, from the first one on
     focus (N,)              the tokens that the head reads
     focus_spread (B, F), focus_gathered (N,)        like spread and gathered, for the tokens in focus
     owner (N,)              the sequence of each token in focus
@@ -70,7 +71,12 @@ ACTIVATIONS: Final[Mapping[str, tuple[str, str]]] = {
     "gelu_pytorch_tanh": ("FastGelu", CONTRIB),
     "tanh": ("Tanh", ""),
 }
-INPUTS: Final = {"lengths": ("int32", 1), "spread": ("int64", 2), "focus_spread": ("int64", 2)}  # others: int64, 1
+INPUTS: Final = {
+    "lengths": ("int32", 1),
+    "attended": ("int32", 1),
+    "spread": ("int64", 2),
+    "focus_spread": ("int64", 2),
+}  # others: int64, 1
 INDEX: Final[Mapping[str, str]] = {"position": "positions", "token_type": "token_type_ids"}  # others: words
 NEIGHBOURS: Final[Mapping[str, str]] = {"next_word": "after", "previous_word": "before"}
 
@@ -226,7 +232,9 @@ class Network:
                 self.run(block.steps)
             else:
                 self.loop(block)
-        self.graph.output("rows", "float32", 2, self.whole(self.program.result))
+        first, *others = (self.whole(result) for result in self.program.results)
+        rows = self.graph.add("Concat", [first, *others], axis=1) if others else first
+        self.graph.output("rows", "float32", 2, rows)
         return self.graph.file()
 
     def loop(self, block: Block) -> None:
@@ -421,7 +429,7 @@ class Network:
             key, value = (self.for_each_head(x, step) for x in (key, value))
         out = g.add(
             "MultiHeadAttention",
-            [query, key, value, "", self.input("lengths"), *self.attention_bias(step, query, key)],
+            [query, key, value, "", self.input("attended"), *self.attention_bias(step, query, key)],
             domain=CONTRIB,
             num_heads=step.heads,
             scale=1.0,

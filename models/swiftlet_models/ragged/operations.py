@@ -244,10 +244,16 @@ def _attend(step: Attend, parameters: Parameters) -> Operation:
 
     def run(state: State) -> Tensor:
         at, (query, key, value) = state.at, _heads(step, state)
-        if bias is None:
-            attended = state.kernels.attend(query, key, value, at.ends, at.longest, causal=causal, window=window)
+        if bias is not None or (at.keys and (causal or window)):
+            table = query.new_zeros(step.heads, 2 * at.longest - 1) if bias is None else bias
+            attended = attend_with_bias(
+                query, key, value, at.ends, at.longest, table, causal=causal, window=window, keys=at.keys
+            )
+        elif at.keys:
+            kept = key[at.keys.tokens], value[at.keys.tokens]
+            attended = attend(query, *kept, at.ends, at.keys.ends, at.longest)
         else:
-            attended = attend_with_bias(query, key, value, at.ends, at.longest, bias, causal=causal, window=window)
+            attended = state.kernels.attend(query, key, value, at.ends, at.longest, causal=causal, window=window)
         return attended.flatten(1)
 
     return run
@@ -259,7 +265,8 @@ def _attend_with_distances(step: Attend, relative: Relative, parameters: Paramet
 
     def run(state: State) -> Tensor:
         at = state.at
-        return attend_with_distances(*_heads(step, state), at.ends, at.longest, rows, keys, queries).flatten(1)
+        parts = _heads(step, state)
+        return attend_with_distances(*parts, at.ends, at.longest, rows, keys, queries, at.keys).flatten(1)
 
     return run
 
@@ -268,8 +275,11 @@ def _attend_in_focus(step: Attend) -> Operation:
     """Returns an operation whose queries are the positions in focus."""
 
     def run(state: State) -> Tensor:
-        at = state.at
-        return attend(*_heads(step, state), at.focus_ends, at.ends, at.longest).flatten(1)
+        at, (query, key, value) = state.at, _heads(step, state)
+        ends = at.ends
+        if at.keys:
+            key, value, ends = key[at.keys.tokens], value[at.keys.tokens], at.keys.ends
+        return attend(query, key, value, at.focus_ends, ends, at.longest).flatten(1)
 
     return run
 

@@ -90,7 +90,7 @@ class Planned(NamedTuple):
 def plan(program: Program, fusions: tuple[Fusion, ...]) -> list[Planned]:
     """Returns the units of a program in the order in which they run, one for each time that they run."""
     steps = tuple(step for block in program.blocks for _ in range(block.times) for step in block.steps)
-    needed = _needed(steps, program.result)
+    needed = _needed(steps, program.results)
     planned: list[Planned] = []
     start, in_focus = 0, False
     while start < len(steps):
@@ -119,9 +119,9 @@ def inputs(step: Step) -> set[str]:
             return {step.x}
 
 
-def _needed(steps: tuple[Step, ...], result: str) -> list[frozenset[str]]:
+def _needed(steps: tuple[Step, ...], results: tuple[str, ...]) -> list[frozenset[str]]:
     """Returns the values that are read from each step on, and after the last one."""
-    needed = [frozenset({result})]
+    needed = [frozenset(results)]
     for step in reversed(steps):
         needed.append(needed[-1] - {output(step)} | inputs(step))
     return needed[::-1]

@@ -78,7 +78,7 @@ ERRORS: Final = {
     3: "a parameter is missing",
     5: "the network's sizes contradict each other",
 }
-INTERFACE: Final = 7  # the version of the functions and programs in swiftlet_serve/native
+INTERFACE: Final = 8  # the version of the functions and programs in swiftlet_serve/native
 
 _Floats = np.ctypeslib.ndpointer(np.float32, flags="C_CONTIGUOUS")
 _Weights = np.ctypeslib.ndpointer(flags="C_CONTIGUOUS")  # int8, or the bits of bf16
@@ -269,17 +269,18 @@ class Native:
         """
         tokens, rows = len(batch.input_ids), len(batch.offsets) - 1
         offsets = batch.offsets, batch.focus_offsets, batch.candidate_offsets
-        if len(batch.token_type_ids) != tokens or len(batch.top_k) != rows or {*map(len, offsets)} != {rows + 1}:
+        counts = {len(batch.top_k), len(batch.attended)}
+        if len(batch.token_type_ids) != tokens or counts != {rows} or {*map(len, offsets)} != {rows + 1}:
             raise ValueError(ERRORS[2])
         shapes = batch.row_shapes(self._outputs)
         # The batch is not validated yet: this bounds the memory. The rows of a valid batch are never longer.
         longest = min(max([0, *(width for _, width in shapes)]), 1 + 2 * self._outputs)
         numbers = np.empty(len(batch.focus) * longest, np.float32)
-        counts = rows, tokens, len(batch.focus), len(batch.candidates)
+        sizes = rows, tokens, len(batch.focus), len(batch.candidates)
         # One array, because passing an array takes two microseconds.
         input_numbers = np.concatenate(batch.arrays, dtype=np.int64, casting="unsafe")
         helped_ns = ctypes.c_int64()
-        status = self._c.swiftlet_run(self._model, *counts, input_numbers, numbers, ctypes.byref(helped_ns))
+        status = self._c.swiftlet_run(self._model, *sizes, input_numbers, numbers, ctypes.byref(helped_ns))
         self._last_call.helped_s = 1e-9 * helped_ns.value
         if status == WRONG_SUM:
             log.error(
@@ -494,8 +495,9 @@ def program_numbers(folded: Folded, parameters: Parameters) -> NDArray[np.int32]
             for i, step in enumerate(block.steps):
                 kind, *rest = numbers(step)
                 steps.append([kind, i == 0, *rest, *[0] * (STEP_NUMBERS - 2 - len(rest))])
-    head = len(values), values[program.result], len(steps), folded.positions
-    return np.array([*head, *program.widths.values(), *chain.from_iterable(steps)], np.int32)
+    results = [values[result] for result in program.results]
+    head = len(values), len(results), len(steps), folded.positions
+    return np.array([*head, *program.widths.values(), *results, *chain.from_iterable(steps)], np.int32)
 
 
 def _check(status: int) -> None:

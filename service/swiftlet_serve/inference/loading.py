@@ -43,7 +43,9 @@ class OpenModel:
     @property
     def task_names(self) -> Sequence[str]:
         """The tasks that the model answers. The task of its manifest comes first."""
-        return tasks.answered_by(self.manifest.task)
+        about, names = self.manifest.embedding, tasks.answered_by(self.manifest.task)
+        has_vector = about is None or about.vector
+        return [name for name in names if has_vector or not getattr(tasks.load(name), "READS_VECTOR", False)]
 
     def for_task(self, name: str) -> Self:
         """Returns the model with another of its tasks.

@@ -83,12 +83,13 @@ struct Segment {
     bool waits = false;
     bool starts_block = false;
     int packs = none;       // the step of attention whose keys and values this segment computed
+    int folds = none;       // the value that this segment computed and the next one reads the maximum of, which is found row by row
 };
 
 class Program {
    public:
     int positions = 0;  // the most tokens of a sequence
-    int result = none;
+    std::vector<int> results;  // the values that hold the outputs, side by side
     std::vector<int> widths;
     std::vector<Step> steps;
     std::vector<Segment> segments;
@@ -97,15 +98,18 @@ class Program {
     // Throws Misshapen. `size` is the count of the numbers.
     Program(const std::int32_t* numbers, std::int64_t size) {
         require(size >= 4);
-        const int values = numbers[0], count = numbers[2];
-        require(values >= 1 && values <= max_steps && count >= 1 && count <= max_steps);
-        require(size == 4 + values + static_cast<std::int64_t>(count) * numbers_per_step);
-        result = numbers[1], positions = numbers[3];
-        require(result >= 0 && result < values && positions >= 1 && positions <= max_size);
+        const int values = numbers[0], outputs = numbers[1], count = numbers[2];
+        require(values >= 1 && values <= max_steps && outputs >= 1 && outputs <= values && count >= 1 && count <= max_steps);
+        require(size == 4 + values + outputs + static_cast<std::int64_t>(count) * numbers_per_step);
+        positions = numbers[3];
+        require(positions >= 1 && positions <= max_size);
         numbers += 4;
         widths.assign(numbers, numbers + values);
         for (int width : widths) require(width >= 1 && width <= max_size);
         numbers += values;
+        results.assign(numbers, numbers + outputs);
+        for (int result : results) require(checked_value(result) == result);
+        numbers += outputs;
         for (int i = 0; i < count; i++, numbers += numbers_per_step) steps.push_back(read_step(numbers));
         divide();
         check_values();
@@ -116,6 +120,12 @@ class Program {
     // The distance between the rows of a value in memory: whole vectors.
     int stride(int value) const { return round_up(widths[value], lanes); }
     bool is_block(int value) const { return storage[value] == Storage::block; }
+    int outputs() const {
+        std::int64_t total = 0;
+        for (int result : results) total += widths[result];
+        require(total <= max_size);
+        return static_cast<int>(total);
+    }
 
    private:
     template <class Enum>
@@ -195,7 +205,7 @@ class Program {
                 break;
             }
             case Kind::read:
-                s.x = {input(n[0]), 0}, s.how = choice(n[1], How::max);
+                s.x = {checked_value(n[0]), 0}, s.how = choice(n[1], How::max);
                 require(widths[s.out] == widths[s.x.value]);
                 break;
             case Kind::gate:
@@ -257,6 +267,7 @@ class Program {
         };
         std::vector<State> states(widths.size());
         int block = 0;
+        bool folds = false;
         for (int number = 0; number < static_cast<int>(segments.size()); number++) {
             const Segment& segment = segments[number];
             block += segment.starts_block;
@@ -292,8 +303,15 @@ class Program {
                     case Kind::norm_heads: read(s.x.value); break;
                     case Kind::read:
                         require(i == segment.first);
-                        read(s.x.value, true);
-                        storage[s.x.value] = Storage::call;
+                        folds = s.how == How::max && number && !segment.starts_block && states[s.x.value].segment == number - 1;
+                        if (folds) segments[number - 1].folds = s.x.value;
+                        require(folds || widths[s.x.value] % multiple == 0);
+                        if (folds) {
+                            require(states[s.x.value].filled == widths[s.x.value]);
+                        } else {
+                            read(s.x.value, true);
+                            storage[s.x.value] = Storage::call;
+                        }
                         break;
                 }
                 if (s.kind != Kind::look_up)
@@ -308,7 +326,11 @@ class Program {
                     storage[value] = std::max(storage[value], Storage::segment);
                 }
         }
-        require(states[result].filled == widths[result] && states[result].reads && states[result].segment == static_cast<int>(segments.size()) - 1);
+        for (int result : results) {
+            const State& state = states[result];
+            require(state.filled == widths[result] && state.reads);
+            if (state.segment != static_cast<int>(segments.size()) - 1) storage[result] = Storage::call;
+        }
     }
 
     // A product quantises its input unless the product before has the same one. Where a product follows directly on the step

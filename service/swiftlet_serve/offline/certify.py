@@ -89,7 +89,7 @@ def _in_fp32(
             revision=checkpoint.revision,
             precision="fp32",
             max_loss=MAX_LOSS,
-            pooling=embedding.pooling
+            pooling=sentences.named_pooling(embedding)
             if embedding and not manifest.labelling and not sentences.is_encoder(directory)
             else None,
             accept_tokenizer=True,  # that of the artifact is used

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from swiftlet_models import checkpoint_card, convert, setfit, sources, tokenizer_check
 from swiftlet_models import sentence_transformers as sentences
-from swiftlet_models.artifact import IMPORTED, LANGUAGE, NAME, Artifact, Manifest, Pooling, Precision
+from swiftlet_models.artifact import IMPORTED, LANGUAGE, NAME, Artifact, Manifest, PoolingOption, Precision
 from swiftlet_models.checkpoint_tokenizer import read_limits
 from swiftlet_models.label_checkpoints import find_label_checkpoint
 from swiftlet_models.labelling import Head, LabellingError
@@ -43,7 +43,7 @@ def import_checkpoint(
     measure: Measure | None = None,
     max_loss: float,
     keep_fp32: bool = False,
-    pooling: Pooling | None = None,
+    pooling: PoolingOption | None = None,
     languages: Sequence[str] = (),
     strict: bool = False,
     accept_tokenizer: bool = False,
@@ -139,6 +139,7 @@ def import_checkpoint(
             _check_tokenizer(tokenizer, tokens, languages, report)
         config = configure(converted.architecture, converted.config)
         max_tokens = min(converted.positions, limit or converted.positions)
+        _check_masks(encoder, config)
         tokenizer = _configured(tokenizer, special_tokens, pair_separator)
         if not labelled:
             _tell_special_tokens(tokenizer, report)
@@ -272,6 +273,19 @@ def _check_reading(
         raise SetupError(
             "tokenizer_config.json: padding_side 'left' makes pipelines put the context before the question, which is "
             "not supported. If the model was trained with the question first, set it to 'right'."
+        )
+
+
+def _check_masks(encoder: sentences.SentenceEncoder | None, config: Any) -> None:
+    """Refuses windows of attention in which a token that fills a query may find no token to attend to."""
+    several = encoder.embedding.multi_vector if encoder else None
+    if several is None or several.mask is None or several.reads_masks:
+        return
+    reach = [part.window // 2 for part in config.traits().attention if part.window is not None]
+    if reach and (several.query_tokens or 0) > min(reach):
+        raise SetupError(
+            f"The queries are filled up to {several.query_tokens} tokens, and a token attends to the next {min(reach)} "
+            "only. Lower query_length to that."
         )
 
 

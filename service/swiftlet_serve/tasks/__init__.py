@@ -37,6 +37,8 @@ class Definition(Protocol):
     OTHER_HEADS: Mapping[Head, Outputs]
     """Other heads that the task can use, with their outputs. Optional. A model that was released for a task with such a
     head answers this task as well, and `create` must accept it."""
+    READS_VECTOR: bool
+    """Whether the task needs the dense vector of an embedding model. Optional."""
     CROSS_ENCODER: bool
     """Whether import takes the function of the scores from a CrossEncoder of sentence-transformers. Optional."""
 

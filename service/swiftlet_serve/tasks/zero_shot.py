@@ -40,12 +40,13 @@ from swiftlet_serve.tasks._requests import (
     pointers,
     too_many_tokens,
 )
-from swiftlet_serve.tasks.embed import normalized
+from swiftlet_serve.tasks._vector_forms import Forms, normalized
 from swiftlet_serve.types import Row
 
 HEAD: Final[Head] = "classification"
 OUTPUTS: Final[Outputs] = "labels"
 OTHER_HEADS: Final[Mapping[Head, Outputs]] = {"embedding": "hidden"}
+READS_VECTOR: Final = True
 
 MAX_PAIRS: Final = 256  # texts times labels of one request
 MAX_LABELS_CHARACTERS: Final = 65_536  # of labels with commas between them, which take milliseconds to split
@@ -137,6 +138,8 @@ def create(tokenizer: Tokenizer, manifest: Manifest) -> ZeroShot | EmbeddingZero
     """
     if manifest.labelling is not None:
         return LabelledZeroShot(tokenizer, manifest, manifest.labelling)
+    if manifest.embedding is not None and not manifest.embedding.vector:
+        raise ValueError("zero-shot needs an embedding model with a dense vector.")
     if manifest.embedding is not None:
         return EmbeddingZeroShot(tokenizer, manifest)
     if manifest.problem != "single_label" or len(manifest.labels) < 2 or tasks.is_causal(manifest):
@@ -244,6 +247,7 @@ class EmbeddingZeroShot(_Shared):
         super().__init__(tokenizer, manifest)
         assert manifest.embedding is not None  # noqa: S101  # for the type checker
         self._prompt = manifest.embedding.default_prompt_text()
+        self._forms = Forms(tokenizer, manifest, manifest.embedding)
 
     def encode(self, request: ZeroShotRequest) -> list[Encoding]:
         """Encodes the texts and the labels.
@@ -272,7 +276,7 @@ class EmbeddingZeroShot(_Shared):
         """Returns the labels of each text, or of the only one if `inputs` is a text, best first."""
         del encodings
         labels = request.parameters.labels
-        vectors = np.array([normalized(row[0].astype(np.float64)) for row in rows])
+        vectors = np.array([normalized(self._forms.dense(row)) for row in rows])
         logits = SCALE * (vectors[: -len(labels)] @ vectors[-len(labels) :].T - THRESHOLD)
         if request.parameters.multi_label or len(labels) == 1:
             scores = softmax(np.stack([np.zeros_like(logits), logits], axis=-1))[..., 1]
