@@ -99,7 +99,7 @@ class Operations:
 
 def _head(sizes: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> int:
     """Returns the multiply-adds of the head per token. The head of a language model multiplies with the word table."""
-    products = ("head.pooler.weight", "head.output.weight", "head.transform.weight", "head.extra")
-    products += ("head.terms.weight", "head.vectors.weight")
+    names = ("pooler", "output", "transform", "terms", "vectors")
+    products = ("head.extra", *(f"head.{name}.weight" for name in names))
     words = sizes["encoder.embeddings.word.weight"] if "head.bias" in shapes else 0
     return words + sum(sizes.get(name, 0) for name in products)
