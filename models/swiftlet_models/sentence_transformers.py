@@ -88,7 +88,7 @@ def read_encoder(directory: Path, pooling: PoolingOption | None = None) -> Sente
             return SentenceEncoder(directory, vector_forms.SPLADE, limit)
         return _with_heads(SentenceEncoder(directory, Embedding(pooling), limit))
     if pooling is not None:
-        raise ConversionError("the files of the model set the pooling, so --pooling is not allowed.")
+        raise ConversionError(f"{MODULES} sets the pooling, so --pooling is not allowed.")
     if vector_forms.is_stanford(directory):
         return _stanford(directory)
     modules = _modules(directory)
