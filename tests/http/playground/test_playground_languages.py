@@ -60,41 +60,41 @@ def korean(browser: Browser, server: Process) -> Iterator[Page]:
         yield page
 
 
-@pytest.mark.parametrize(
-    ("model", "text", "script"),
-    [
-        ("english", KOREAN, "Hangul"),
-        ("english", "Скучный и худший фильм", "Cyrillic"),
-        ("english", "つまらない映画だった", "Hiragana"),
-        ("english", "ውብ ፊልም ነው", "another script"),
-        ("english", "A dull film 지루하고", None),
-        ("english", "서울!", None),  # three letters or fewer say little
-        ("english", "Ein langweiliger Film", None),  # the script is that of English
-        ("english", "12345 🙂🙂🙂 ... ===", None),
-        ("english", "", None),
-        ("korean", KOREAN, None),
-        ("korean", "大韓民國", None),
-        ("korean", "A dull film", "Latin"),
-        ("japanese", "つまらない映画だった", None),
-        ("japanese", KOREAN, "Hangul"),
-        ("both", KOREAN, None),
-        ("both", "A dull film", None),
-        ("both", "Скучный и худший фильм", "Cyrillic"),
-        ("unknown", KOREAN, None),
-        ("odd", KOREAN, None),
-    ],
-)
-def test_page_notices_a_text_of_another_language(model: str, text: str, script: str | None, opened: Page) -> None:
-    notice = opened.locator("#panel-classify .notice")
-    opened.locator("#classify-model").select_option(model)
-    opened.locator("#classify-text").fill(text)
+TEXTS = [  # a model, a text, and the script that the notice names
+    ("english", KOREAN, "Hangul"),
+    ("english", "Скучный и худший фильм", "Cyrillic"),
+    ("english", "つまらない映画だった", "Hiragana"),
+    ("english", "ውብ ፊልም ነው", "another script"),
+    ("english", "A dull film 지루하고", None),
+    ("english", "서울!", None),  # three letters or fewer say little
+    ("english", "Ein langweiliger Film", None),  # the script is that of English
+    ("english", "12345 🙂🙂🙂 ... ===", None),
+    ("english", "", None),
+    ("korean", KOREAN, None),
+    ("korean", "大韓民國", None),
+    ("korean", "A dull film", "Latin"),
+    ("japanese", "つまらない映画だった", None),
+    ("japanese", KOREAN, "Hangul"),
+    ("both", KOREAN, None),
+    ("both", "A dull film", None),
+    ("both", "Скучный и худший фильм", "Cyrillic"),
+    ("unknown", KOREAN, None),
+    ("odd", KOREAN, None),
+]
 
-    if script is None:
-        expect(notice).to_have_text("")
-        expect(notice).to_be_hidden()
-    else:
-        expect(notice).to_contain_text(f"written in {script},")
-        expect(notice).to_be_visible()
+
+def test_page_notices_a_text_of_another_language(opened: Page) -> None:
+    notice = opened.locator("#panel-classify .notice")
+    for model, text, script in TEXTS:
+        opened.locator("#classify-model").select_option(model)
+        opened.locator("#classify-text").fill(text)
+
+        if script is None:
+            expect(notice, f"{model}: {text}").to_have_text("")
+            expect(notice, f"{model}: {text}").to_be_hidden()
+        else:
+            expect(notice, f"{model}: {text}").to_contain_text(f"written in {script},")
+            expect(notice, f"{model}: {text}").to_be_visible()
 
 
 def test_notice_follows_the_model_and_both_texts(korean: Page) -> None:
