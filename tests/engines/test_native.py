@@ -454,6 +454,8 @@ INVALID_BATCHES = {
         candidate_offsets=lambda _: np.array([0, 0, 3, 3]),
     ),
     "a candidate offset too few": changed(candidate_offsets=lambda array: array[:-1]),
+    "nothing to attend to": changed(attended=set_item(0, 0)),
+    "more to attend to than there is": changed(attended=lambda array: array + 1),
     "no sequences": Batch(*[np.zeros(int(name.endswith("offsets")), np.int64) for name in vars(BATCH)]),
     "no offsets": Batch(*[np.zeros(0, np.int64)] * len(vars(BATCH))),
     "a sequence that is too long": Batch.of([encoding(POSITIONS + 1, [0], 1)]),

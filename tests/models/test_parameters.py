@@ -17,7 +17,7 @@ from swiftlet_models.architectures import bert
 from swiftlet_models.architectures.traits import PositionBias
 from swiftlet_models.artifact import Artifact, ArtifactError, Embedding
 from swiftlet_models.parameters import ParametersError, Sizes, check_artifact, check_parameters, configure
-from tests.support.native_kernels import CONFIGS, NETWORKS, POSITIONS, VOCABULARY, network
+from tests.support.native_kernels import CONFIGS, NETWORKS, POSITIONS, SETTINGS, VOCABULARY, network
 from tests.support.networks import draft
 from tests.support.networks import network as small_network
 from tests.support.tiers import first_of_each
@@ -31,7 +31,7 @@ def shapes_of(architecture: str, task: Any) -> Shapes:
 
 
 def check(architecture: str, shapes: Shapes, config: Mapping[str, Any] = {}) -> Sizes:
-    return check_parameters(configure(architecture, CONFIGS[architecture] | config), shapes)
+    return check_parameters(configure(architecture, SETTINGS[architecture] | config), shapes)
 
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 
-from swiftlet_models.artifact import Embedding, Manifest
+from swiftlet_models.artifact import Embedding, Manifest, Output
 from swiftlet_models.tokenizer import Encoding, TextTooLong, Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import invalid_value
@@ -29,6 +29,9 @@ from swiftlet_serve.tasks._requests import (
     pointers,
     too_many_tokens,
 )
+from swiftlet_serve.tasks._vector_forms import MAX_NUMBERS, QUERY, Embeddings, Forms, Outputs, SparseVector
+from swiftlet_serve.tasks._vector_forms import cosine as cosine
+from swiftlet_serve.tasks._vector_forms import normalized as normalized
 from swiftlet_serve.types import Row
 
 HEAD: Final = "embedding"
@@ -38,7 +41,6 @@ DECIMALS: Final = 8  # of a number in JSON, which is finer than the rounding of 
 NUMBER_BYTES: Final = 24  # an upper bound of a number in JSON
 MAX_IDS: Final = 8192  # of one text: a longer one exceeds every model's limit
 MAX_ITEMS: Final = 1 << 17  # of a body that may hold token ids
-SMALLEST_NORM: Final = 1e-12  # as in torch's `normalize`: a vector of zeros stays one
 
 
 class EmbedParameters(Strict):
@@ -67,6 +69,14 @@ class EmbedParameters(Strict):
         Literal["float", "base64"],
         Field(description="float: a list of numbers. base64: the vector as little-endian 32-bit floats in Base64."),
     ] = "float"
+    output: Annotated[
+        Outputs | None,
+        Field(
+            description="dense: one vector. sparse: weights of tokens of the vocabulary. multi_vector: a vector for "
+            "each token. A list gives several of them at once, by name. Default: the model's first.",
+        ),
+    ] = None
+    return_tokens: Annotated[bool, Field(description="Adds the tokens to a sparse output.")] = False
 
 
 DEFAULTS: Final = EmbedParameters()
@@ -126,17 +136,18 @@ class Embed:
     """One sequence for each text. Its row is the vector that the network pools, (1, width)."""
 
     Request = EmbedRequest
-    Response = list[Vector | Encoded | Failure]
-    max_sequences: ClassVar[int] = MAX_INPUTS  # a row is one vector
+    Response = list[Vector | Encoded | list[Vector | Encoded] | SparseVector | Embeddings | Failure]
+    max_sequences: ClassVar[int] = MAX_INPUTS  # `max_positions` limits those whose rows are not one vector
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest, embedding: Embedding):
         self.tokenizer = tokenizer
         self.max_tokens = manifest.max_tokens
         self.vocab_size = manifest.vocab_size
-        self.width = manifest.width
         self.embedding = embedding
+        self.forms = Forms(tokenizer, manifest, embedding)
+        self.width, self.max_positions = self.forms.width, self.forms.max_positions
         # Vectors of short texts are longer than the limit of other responses.
-        self.max_response_bytes = NUMBER_BYTES * self.width * MAX_INPUTS
+        self.max_response_bytes = NUMBER_BYTES * max(self.width * MAX_INPUTS, MAX_NUMBERS)
 
     def encode(self, request: EmbedRequest | TokenIdsRequest) -> list[Encoding]:
         """Encodes each text as one sequence.
@@ -146,17 +157,23 @@ class Embed:
                 prompt, a token or as many dimensions.
         """
         parameters = request.parameters or DEFAULTS
+        outputs = self.forms.chosen(parameters.output)
+        _check_format(parameters, outputs)
         if parameters.dimensions is not None and parameters.dimensions > self.width:
             detail = f"dimensions exceeds the {self.width} dimensions of the model. Lower it, or leave it out."
             raise invalid_value("/parameters/dimensions", "less_than_equal", detail, self.width)
-        prompt = self._prompt(parameters.prompt_name)
+        prompt, is_query = self._prompt(parameters.prompt_name), self._is_query(parameters)
+        limit = self.forms.max_text_tokens(is_query=is_query)
         if isinstance(request, TokenIdsRequest):
-            return self._encode_ids(request, prompt, truncate=parameters.truncation)
-        texts = request.inputs if isinstance(request.inputs, list) else [request.inputs]
-        return self.encode_texts(texts, pointers(request.inputs), prompt, truncate=parameters.truncation)
+            encodings = self._encode_ids(request, prompt, limit, truncate=parameters.truncation)
+        else:
+            texts = request.inputs if isinstance(request.inputs, list) else [request.inputs]
+            places = pointers(request.inputs)
+            encodings = self.encode_texts(texts, places, prompt, limit, truncate=parameters.truncation)
+        return self.forms.focused(encodings, outputs, is_query=is_query)
 
     def encode_texts(
-        self, texts: Sequence[str], pointers: Sequence[str], prompt: str, *, truncate: bool
+        self, texts: Sequence[str], pointers: Sequence[str], prompt: str, limit: int, *, truncate: bool
     ) -> list[Encoding]:
         """Encodes texts with a prompt in front of each.
 
@@ -167,11 +184,12 @@ class Embed:
             if not text.strip():
                 raise empty_input(pointer)
         try:
-            return self.tokenizer.encode([prompt + text for text in texts], self.max_tokens, truncate=truncate)
+            encodings = self.tokenizer.encode([prompt + text for text in texts], limit, truncate=truncate)
         except TextTooLong as error:
-            raise too_many_tokens(pointers[error.index], self.max_tokens) from None
+            raise too_many_tokens(pointers[error.index], limit) from None
+        return tasks.read_last(encodings) if self.embedding.pooling == "last" else encodings
 
-    def _encode_ids(self, request: TokenIdsRequest, prompt: str, *, truncate: bool) -> list[Encoding]:
+    def _encode_ids(self, request: TokenIdsRequest, prompt: str, limit: int, *, truncate: bool) -> list[Encoding]:
         """Encodes rows of token ids. A flat list is one row.
 
         Raises:
@@ -193,32 +211,45 @@ class Embed:
             if not used - {*before, *after}:
                 raise empty_input(place)
         try:
-            return self.tokenizer.encode_ids(rows, self.max_tokens, truncate=truncate, whole=request.whole)
+            encodings = self.tokenizer.encode_ids(rows, limit, truncate=truncate, whole=request.whole)
         except TextTooLong as error:
-            raise too_many_tokens(places[error.index], self.max_tokens) from None
+            raise too_many_tokens(places[error.index], limit) from None
+        return tasks.read_last(encodings) if self.embedding.pooling == "last" else encodings
 
-    def decode(
-        self, request: EmbedRequest, encodings: Sequence[Encoding], rows: Sequence[Row]
-    ) -> list[list[float] | str]:
-        """Returns the vector of each text."""
-        del encodings
+    def decode(self, request: EmbedRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> list[Any]:
+        """Returns the vector of each text, in the form that the request asks for, or its forms by name."""
         parameters = request.parameters or DEFAULTS
+        outputs = self.forms.chosen(parameters.output)
+        answers = [
+            {output: self._form(output, parameters, row, encoding) for output in outputs}
+            for row, encoding in zip(rows, encodings, strict=True)
+        ]
+        return answers if isinstance(parameters.output, list) else [answer[outputs[0]] for answer in answers]
+
+    def _form(self, output: Output, parameters: EmbedParameters, row: Row, encoding: Encoding) -> Any:
         normalize = self.embedding.normalize if parameters.normalize is None else parameters.normalize
-        vectors = [row[0, : parameters.dimensions].astype(np.float64) for row in rows]
-        if normalize:
-            vectors = [normalized(vector) for vector in vectors]
-        if parameters.encoding_format == "base64":
-            return [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
-        return [vector.round(DECIMALS).tolist() for vector in vectors]
+        if output == "sparse":
+            vector = self.forms.sparse(row, encoding)
+            return self.forms.named(vector, with_tokens=parameters.return_tokens, decimals=DECIMALS)
+        if output == "multi_vector":
+            is_query = self._is_query(parameters)
+            vectors = self.forms.multi_vector(row, encoding, is_query=is_query, normalize=normalize)
+            return [_written(vector, parameters) for vector in vectors]
+        dense = self.forms.dense(row)[: parameters.dimensions]
+        return _written(normalized(dense) if normalize else dense, parameters)
 
     def split(self, request: EmbedRequest) -> list[EmbedRequest]:
         """Returns one request for each text."""
         inputs = request.inputs if isinstance(request.inputs, list) else [request.inputs]
         return [request.model_copy(update={"inputs": item}) for item in inputs]
 
-    def single(self, response: list[list[float] | str]) -> list[float] | str:
+    def single(self, response: list[Any]) -> Any:
         """Returns the vector of the only text."""
         return response[0]
+
+    def _is_query(self, parameters: EmbedParameters) -> bool:
+        name = self.embedding.default_prompt if parameters.prompt_name is None else parameters.prompt_name
+        return name == QUERY
 
     def _prompt(self, name: str | None) -> str:
         prompts: Mapping[str, str] = self.embedding.prompts
@@ -232,14 +263,21 @@ class Embed:
         return prompts[name]
 
 
-def normalized(vector: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns a vector (D,) with length 1."""
-    return vector / max(float(np.linalg.norm(vector)), SMALLEST_NORM)
+def _check_format(parameters: EmbedParameters, outputs: Sequence[Output]) -> None:
+    """Raises Unprocessable for a parameter that no output of a request can have."""
+    if parameters.dimensions is not None and "dense" not in outputs:
+        detail = "Only a dense vector can be cut. Leave dimensions out, or ask for the output dense."
+        raise invalid_value("/parameters/dimensions", "unsupported", detail)
+    if parameters.encoding_format != "float" and "sparse" in outputs:
+        detail = "A sparse output has the encoding_format float. Leave it out."
+        raise invalid_value("/parameters/encoding_format", "unsupported", detail)
 
 
-def cosine(first: NDArray[Any], second: NDArray[Any]) -> float:
-    """Returns the cosine of two vectors (D,); 0 if one of them is a vector of zeros."""
-    return float(normalized(first.astype(np.float64)) @ normalized(second.astype(np.float64)))
+def _written(vector: NDArray[np.float64], parameters: EmbedParameters) -> list[float] | str:
+    if parameters.encoding_format == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    numbers: list[float] = vector.round(DECIMALS).tolist()
+    return numbers
 
 
 TASK: Final = Embed

@@ -2,22 +2,24 @@
 
 A cross-encoder reads the query with each text, and its only output is the score, as `CrossEncoder.rank` of
 sentence-transformers computes it. An embedding model reads each of them alone, and the score is the cosine of two
-vectors. The manifest's head tells which of the two an artifact is.
+vectors, the product of two sparse ones, or MaxSim for a vector of each token. The manifest's head tells which of the
+two an artifact is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from swiftlet_models.artifact import Head, Manifest, Outputs
-from swiftlet_models.tokenizer import Encoding, Text, Tokenizer
-from swiftlet_serve.errors import Unprocessable
+from swiftlet_models.artifact import Head, Manifest, Output, Outputs
+from swiftlet_models.tokenizer import Encoding, Tokenizer
+from swiftlet_serve.errors import Unprocessable, invalid_value
 from swiftlet_serve.tasks._requests import Failure, Request, Strict, empty_input, failure, is_blank, too_many_tokens
+from swiftlet_serve.tasks._vector_forms import Forms
 from swiftlet_serve.tasks.classify import FUNCTIONS, default_function
-from swiftlet_serve.tasks.embed import cosine
 from swiftlet_serve.types import Row
 
 HEAD: Final[Head] = "classification"
@@ -48,8 +50,15 @@ class RerankParameters(Strict):
     return_documents: Annotated[bool, Field(description="Repeats each text in the response.")] = False
     raw_scores: Annotated[
         bool,
-        Field(description="Returns the outputs of a cross-encoder without a sigmoid. Has no effect on a cosine."),
+        Field(description="Returns the outputs of a cross-encoder without a sigmoid. Has no effect on other scores."),
     ] = False
+    output: Annotated[
+        Output | None,
+        Field(
+            description="What an embedding model scores by. dense: the cosine of two vectors. sparse: the product of "
+            "two sparse vectors. multi_vector: MaxSim. Default: the model's first."
+        ),
+    ] = None
     truncation: Annotated[
         bool, Field(description="Truncates a text that exceeds the model's token limit. If false, rejects it.")
     ] = True
@@ -107,6 +116,9 @@ class Rerank:
         self.tokenizer = tokenizer
         self.max_tokens = manifest.max_tokens
         self.embedding = manifest.embedding
+        self.forms = Forms(tokenizer, manifest, manifest.embedding) if manifest.embedding else None
+        if self.forms:
+            self.max_positions = self.forms.max_positions
         self._function = default_function(manifest.problem, 1)
 
     def encode(self, request: RerankRequest) -> list[Encoding]:
@@ -119,7 +131,7 @@ class Rerank:
         (tokens,) = self.tokenizer.tokenize([query])
         if is_blank(query) or not len(tokens):
             raise empty_input(QUERY)
-        encodings = self.tokenizer.encode(self._sequences(query, texts), self.max_tokens)
+        encodings = self._sequences(request)
         partial, readable = request.partial and len(texts) > 1, []
         for encoding in encodings:
             error = self._error(request, encoding)
@@ -138,22 +150,36 @@ class Rerank:
         """
         parameters, texts = request.parameters or DEFAULTS, request.inputs.texts
         numbers = [number for number in map(self._number, encodings) if number >= 0]
-        if self.embedding is None:
+        if self.forms is None:
             apply = FUNCTIONS["none" if parameters.raw_scores else self._function]
             scores = apply([float(row[0, 0]) for row in rows])
         else:
-            scores = [cosine(rows[0][0], row[0]) for row in rows[1:]]
+            (output,) = self.forms.chosen(parameters.output)
+            scores = self.forms.scores(output, encodings, rows)
         best = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[: parameters.top_n]
         ranked: list[dict[str, Any]] = [{"index": numbers[i], "score": scores[i]} for i in best]
         if parameters.return_documents:
             ranked = [text | {"text": texts[text["index"]]} for text in ranked]
         return ranked + [self._unranked(request, i) for i in sorted(set(range(len(texts))).difference(numbers))]
 
-    def _sequences(self, query: str, texts: Sequence[str]) -> list[Text]:
-        if self.embedding is None:
-            return [(query, text) for text in texts]
-        prompt = self._prompt(TEXT_PROMPTS)
-        return [self._prompt(QUERY_PROMPTS) + query, *(prompt + text for text in texts)]
+    def _sequences(self, request: RerankRequest) -> list[Encoding]:
+        query, texts = request.inputs.query, request.inputs.texts
+        output = (request.parameters or DEFAULTS).output
+        if self.forms is None:
+            if output is not None:
+                detail = "The model is a cross-encoder, which has one score and no outputs. Leave output out."
+                raise invalid_value("/parameters/output", "unsupported", detail)
+            return self.tokenizer.encode([(query, text) for text in texts], self.max_tokens)
+        outputs, prompt = self.forms.chosen(output), self._prompt(TEXT_PROMPTS)
+        sequences = []
+        for is_query, several in (True, [self._prompt(QUERY_PROMPTS) + query]), (False, [prompt + t for t in texts]):
+            encodings = self.tokenizer.encode(several, self.forms.max_text_tokens(is_query=is_query))
+            sequences += self.forms.focused(encodings, outputs, is_query=is_query)
+        return [replace(sequence, text_index=i) for i, sequence in enumerate(sequences)]
+
+    def _limit(self, number: int) -> int:
+        """Returns the token limit of a text, or of the query if the number is -1."""
+        return self.forms.max_text_tokens(is_query=number < 0) if self.forms else self.max_tokens
 
     def _number(self, encoding: Encoding) -> int:
         """Returns the number of a text in the request, or -1 for the query."""
@@ -166,13 +192,13 @@ class Rerank:
         if number >= 0 and not request.inputs.texts[number].strip():
             return empty_input(place)
         if encoding.left_out and not (request.parameters or DEFAULTS).truncation:
-            return too_many_tokens(place, self.max_tokens)
+            return too_many_tokens(place, self._limit(number))
         return None
 
     def _unranked(self, request: RerankRequest, number: int) -> dict[str, Any]:
         """Returns the error of a text that has no sequence: it is empty, or else too long."""
         place, text = f"{TEXTS}/{number}", request.inputs.texts[number]
-        error = too_many_tokens(place, self.max_tokens) if text.strip() else empty_input(place)
+        error = too_many_tokens(place, self._limit(number)) if text.strip() else empty_input(place)
         return {"index": number, **failure(error).model_dump()}
 
     def text_pointers(self, request: RerankRequest) -> list[str]:

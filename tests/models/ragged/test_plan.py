@@ -285,7 +285,7 @@ class Author:
         yield Rotate(self.place(), self.vector(POSITIONS, WIDTH // 2), heads=2)
 
     def attention(self) -> Iterator[Step]:
-        yield Attend(self.value(), self.place(), self.place(self.tokens), self.place(self.tokens), heads=2)
+        yield Attend(self.value(), self.place(), self.place(self.tokens), self.place(self.tokens), heads=2, key_heads=2)
 
     def write(self) -> Folded:
         """Returns a network with a random program."""

@@ -63,6 +63,7 @@ def embeddings(runtime: Runtime, request: Request) -> Translation:
     parameters = {
         "encoding_format": body.encoding_format,
         "dimensions": body.dimensions,
+        "output": "dense",
         "truncation": body.truncates(pipeline.model.manifest.max_tokens, default=False),
     }
     fields = {"inputs": body.input, "parameters": parameters}
