@@ -177,7 +177,7 @@ def test_engine_without_cores_to_share_reports_no_help():
 
 
 AFFINITY = """
-import os, signal, threading
+import os, signal, sys, threading
 from tests.support.native_kernels import best, encoding, folded
 from swiftlet_serve.engines.native import Native
 from swiftlet_serve.types import Batch
@@ -187,7 +187,7 @@ batch = Batch.of([encoding(40, [0], 1)])
 expected = network.run(batch)[0].tobytes()
 threads = len(os.listdir("/proc/self/task"))
 cores, wrong = sorted(os.sched_getaffinity(0)), 0
-for round in range(300):
+for round in range(100 * int(sys.argv[1])):
     for task in os.listdir("/proc/self/task"):
         os.sched_setaffinity(int(task), {cores[round % len(cores)]} if round % 3 else cores)
     wrong += network.run(batch)[0].tobytes() != expected
@@ -197,7 +197,7 @@ def serve():
         network.run(batch)
 thread = threading.Thread(target=serve)
 thread.start()
-for _ in range(100):
+for _ in range(30 * int(sys.argv[1])):
     child = os.fork()
     if not child:
         signal.alarm(20)
@@ -210,9 +210,15 @@ print(wrong, len(os.listdir("/proc/self/task")) <= threads + 1, best().c.swiftle
 """
 
 
-def test_cores_may_be_taken_away_and_processes_forked_while_helpers_work():
+@pytest.mark.parametrize("volume", first([1, 3], 1))
+def test_cores_may_be_taken_away_and_processes_forked_while_helpers_work(volume):
     result = subprocess.run(
-        [sys.executable, "-c", AFFINITY], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-c", AFFINITY, str(volume)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
 
     assert result.stdout == "0 True 8\n", result.stderr
