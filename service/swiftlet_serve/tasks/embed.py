@@ -7,9 +7,8 @@ even for one text, as in Hugging Face's feature extraction.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from swiftlet_models.artifact import Embedding, Manifest
 from swiftlet_models.tokenizer import Encoding, TextTooLong, Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import invalid_value
+from swiftlet_serve.tasks import _vectors
 from swiftlet_serve.tasks._requests import (
     MAX_INPUTS,
     Failure,
@@ -34,7 +34,6 @@ from swiftlet_serve.types import Row
 HEAD: Final = "embedding"
 OUTPUTS: Final = "hidden"
 
-DECIMALS: Final = 8  # of a number in JSON, which is finer than the rounding of fp32
 NUMBER_BYTES: Final = 24  # an upper bound of a number in JSON
 MAX_IDS: Final = 8192  # of one text: a longer one exceeds every model's limit
 MAX_ITEMS: Final = 1 << 17  # of a body that may hold token ids
@@ -64,8 +63,12 @@ class EmbedParameters(Strict):
         bool, Field(description="Truncates a text that exceeds the model's token limit. If false, rejects it.")
     ] = True
     encoding_format: Annotated[
-        Literal["float", "base64"],
-        Field(description="float: a list of numbers. base64: the vector as little-endian 32-bit floats in Base64."),
+        _vectors.Format,
+        Field(
+            description="float: a list of numbers. base64: the vector as little-endian 32-bit floats in Base64. int8: "
+            "each number times 127, rounded. uint8: that plus 128. ubinary: bytes of 8 bits, which say whether a "
+            "number is positive. binary: that minus 128."
+        ),
     ] = "float"
 
 
@@ -107,6 +110,7 @@ class TokenIdsRequest(Request):
 
 
 Vector = Annotated[list[float], Field(description="The numbers of a vector.")]
+Levels = Annotated[list[int], Field(description="A vector in 8 bits or one bit a number, as encoding_format says.")]
 Encoded = Annotated[str, Field(description="A vector in Base64, if encoding_format is base64.")]
 
 
@@ -126,7 +130,7 @@ class Embed:
     """One sequence for each text. Its row is the vector that the network pools, (1, width)."""
 
     Request = EmbedRequest
-    Response = list[Vector | Encoded | Failure]
+    Response = list[Vector | Levels | Encoded | Failure]
     max_sequences: ClassVar[int] = MAX_INPUTS  # a row is one vector
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest, embedding: Embedding):
@@ -149,6 +153,9 @@ class Embed:
         if parameters.dimensions is not None and parameters.dimensions > self.width:
             detail = f"dimensions exceeds the {self.width} dimensions of the model. Lower it, or leave it out."
             raise invalid_value("/parameters/dimensions", "less_than_equal", detail, self.width)
+        dimensions, normalized = parameters.dimensions or self.width, self._normalizes(parameters)
+        if error := _vectors.refusal(parameters.encoding_format, dimensions, normalized=normalized):
+            raise error
         prompt = self._prompt(parameters.prompt_name)
         if isinstance(request, TokenIdsRequest):
             return self._encode_ids(request, prompt, truncate=parameters.truncation)
@@ -197,28 +204,26 @@ class Embed:
         except TextTooLong as error:
             raise too_many_tokens(places[error.index], self.max_tokens) from None
 
-    def decode(
-        self, request: EmbedRequest, encodings: Sequence[Encoding], rows: Sequence[Row]
-    ) -> list[list[float] | str]:
+    def decode(self, request: EmbedRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> list[Any]:
         """Returns the vector of each text."""
         del encodings
         parameters = request.parameters or DEFAULTS
-        normalize = self.embedding.normalize if parameters.normalize is None else parameters.normalize
         vectors = [row[0, : parameters.dimensions].astype(np.float64) for row in rows]
-        if normalize:
+        if self._normalizes(parameters):
             vectors = [normalized(vector) for vector in vectors]
-        if parameters.encoding_format == "base64":
-            return [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
-        return [vector.round(DECIMALS).tolist() for vector in vectors]
+        return _vectors.write(vectors, parameters.encoding_format)
 
     def split(self, request: EmbedRequest) -> list[EmbedRequest]:
         """Returns one request for each text."""
         inputs = request.inputs if isinstance(request.inputs, list) else [request.inputs]
         return [request.model_copy(update={"inputs": item}) for item in inputs]
 
-    def single(self, response: list[list[float] | str]) -> list[float] | str:
+    def single(self, response: list[Any]) -> Any:
         """Returns the vector of the only text."""
         return response[0]
+
+    def _normalizes(self, parameters: EmbedParameters) -> bool:
+        return self.embedding.normalize if parameters.normalize is None else parameters.normalize
 
     def _prompt(self, name: str | None) -> str:
         prompts: Mapping[str, str] = self.embedding.prompts

@@ -82,6 +82,7 @@ BODIES: dict[str, tuple[str, dict[str, Any], int]] = {
     "tei embed": ("/embed", {"inputs": LONG, "truncate": True}, 1),
     "tei rerank": ("/rerank", {"query": "q", "texts": ["b", LONG], "truncate": True}, 1),
     "cohere": ("/v2/rerank", {"model": "rerank", "query": "q", "documents": ["b", {"text": LONG}]}, 1),
+    "cohere embed": ("/v1/embed", {"model": "embed", "texts": ["b", LONG]}, 1),
     "kserve v1": ("/v1/models/classify:predict", {"instances": ["b", LONG]}, 1),
     "hugging face": ("/models/classify", {"inputs": ["b", LONG]}, 1),
     "open inference": ("/v2/models/classify/infer", {"inputs": [tensor("text", LONG, "b")]}, 1),
