@@ -8,7 +8,7 @@ even for one text, as in Hugging Face's feature extraction.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from swiftlet_models.artifact import Embedding, Manifest
 from swiftlet_models.tokenizer import Encoding, TextTooLong, Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import invalid_value
-from swiftlet_serve.tasks import _vectors
+from swiftlet_serve.tasks import _vectors, _windows
 from swiftlet_serve.tasks._requests import (
     MAX_INPUTS,
     Failure,
@@ -59,9 +59,7 @@ class EmbedParameters(Strict):
         str | None,
         Field(description="Name of the model's prompt to put in front of each text. Default: the model's default."),
     ] = None
-    truncation: Annotated[
-        bool, Field(description="Truncates a text that exceeds the model's token limit. If false, rejects it.")
-    ] = True
+    truncation: _windows.Truncation = True
     encoding_format: Annotated[
         _vectors.Format,
         Field(
@@ -158,27 +156,18 @@ class Embed:
             raise error
         prompt = self._prompt(parameters.prompt_name)
         if isinstance(request, TokenIdsRequest):
-            return self._encode_ids(request, prompt, truncate=parameters.truncation)
+            return self._encode_ids(request, prompt, parameters.truncation)
         texts = request.inputs if isinstance(request.inputs, list) else [request.inputs]
-        return self.encode_texts(texts, pointers(request.inputs), prompt, truncate=parameters.truncation)
-
-    def encode_texts(
-        self, texts: Sequence[str], pointers: Sequence[str], prompt: str, *, truncate: bool
-    ) -> list[Encoding]:
-        """Encodes texts with a prompt in front of each.
-
-        Raises:
-            Unprocessable: a text is empty, or is too long while `truncate` is false.
-        """
-        for text, pointer in zip(texts, pointers, strict=True):
+        places = pointers(request.inputs)
+        for text, place in zip(texts, places, strict=True):
             if not text.strip():
-                raise empty_input(pointer)
-        try:
-            return self.tokenizer.encode([prompt + text for text in texts], self.max_tokens, truncate=truncate)
-        except TextTooLong as error:
-            raise too_many_tokens(pointers[error.index], self.max_tokens) from None
+                raise empty_input(place)
+        prompted, limits = [prompt + text for text in texts], (self.max_tokens, parameters.truncation)
+        return _windows.encode(self.tokenizer, prompted, *limits, places, self.max_sequences, prefix=prompt)
 
-    def _encode_ids(self, request: TokenIdsRequest, prompt: str, *, truncate: bool) -> list[Encoding]:
+    def _encode_ids(
+        self, request: TokenIdsRequest, prompt: str, truncation: bool | Literal["window"]
+    ) -> list[Encoding]:
         """Encodes rows of token ids. A flat list is one row.
 
         Raises:
@@ -187,6 +176,9 @@ class Embed:
         if prompt:
             detail = "The model puts a prompt before each text, and token ids cannot have one. Send texts."
             raise invalid_value("/inputs", "unsupported", detail)
+        if truncation == _windows.WINDOW:
+            detail = "Token ids cannot be read in windows. Send texts."
+            raise invalid_value("/parameters/truncation", "unsupported", detail)
         ids: Any = request.inputs
         rows, places = ([ids], ["/inputs"]) if isinstance(ids[0], int) else (ids, pointers(ids))
         before, after = self.tokenizer.special_ends
@@ -200,17 +192,18 @@ class Embed:
             if not used - {*before, *after}:
                 raise empty_input(place)
         try:
-            return self.tokenizer.encode_ids(rows, self.max_tokens, truncate=truncate, whole=request.whole)
+            return self.tokenizer.encode_ids(rows, self.max_tokens, truncate=truncation, whole=request.whole)
         except TextTooLong as error:
-            raise too_many_tokens(places[error.index], self.max_tokens) from None
+            raise too_many_tokens(places[error.index], self.max_tokens, error.tokens) from None
 
     def decode(self, request: EmbedRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> list[Any]:
-        """Returns the vector of each text."""
-        del encodings
+        """Returns the vector of each text. That of several windows is their mean, weighted by their tokens."""
         parameters = request.parameters or DEFAULTS
         vectors = [row[0, : parameters.dimensions].astype(np.float64) for row in rows]
-        if self._normalizes(parameters):
-            vectors = [normalized(vector) for vector in vectors]
+        finish = normalized if self._normalizes(parameters) else np.asarray
+        vectors = [finish(vector) for vector in vectors]
+        if parameters.truncation == _windows.WINDOW:
+            vectors = _windows.joined(encodings, vectors, lambda *windows: finish(_windows.mean(*windows)))
         return _vectors.write(vectors, parameters.encoding_format)
 
     def split(self, request: EmbedRequest) -> list[EmbedRequest]:

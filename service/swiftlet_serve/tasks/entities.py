@@ -230,7 +230,7 @@ class Entities:
             raise empty_input(pointer)
         if stride is None:
             if text.left_out and not parameters.truncation:
-                raise too_many_tokens(pointer, self.max_tokens)
+                raise too_many_tokens(pointer, self.max_tokens, self.max_tokens + text.left_out)
             return self.tokenizer.chunks(text, index, size, 0)
         if max(1, -(-(len(text) - stride) // (size - stride))) > room:
             detail = f"The texts make more than {MAX_SEQUENCES} windows. Send less text in one request."

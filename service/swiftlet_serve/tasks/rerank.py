@@ -8,13 +8,15 @@ vectors. The manifest's head tells which of the two an artifact is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_models.artifact import Head, Manifest, Outputs
-from swiftlet_models.tokenizer import Encoding, Text, Tokenizer
+from swiftlet_models.tokenizer import Encoding, Text, TextTooLong, Tokenizer, TooManyWindows
 from swiftlet_serve.errors import Unprocessable
+from swiftlet_serve.tasks import _windows
 from swiftlet_serve.tasks._requests import Failure, Request, Strict, empty_input, failure, is_blank, too_many_tokens
 from swiftlet_serve.tasks.classify import FUNCTIONS, default_function
 from swiftlet_serve.tasks.embed import cosine
@@ -50,9 +52,14 @@ class RerankParameters(Strict):
         bool,
         Field(description="Returns the outputs of a cross-encoder without a sigmoid. Has no effect on a cosine."),
     ] = False
-    truncation: Annotated[
-        bool, Field(description="Truncates a text that exceeds the model's token limit. If false, rejects it.")
-    ] = True
+    truncation: _windows.Truncation = True
+    window: Annotated[
+        _windows.Combination,
+        Field(
+            description="How the scores of windows become one, with truncation window: the mean, weighted by their "
+            "tokens, or the largest."
+        ),
+    ] = "max"
 
 
 DEFAULTS: Final = RerankParameters()
@@ -119,7 +126,7 @@ class Rerank:
         (tokens,) = self.tokenizer.tokenize([query])
         if is_blank(query) or not len(tokens):
             raise empty_input(QUERY)
-        encodings = self.tokenizer.encode(self._sequences(query, texts), self.max_tokens)
+        encodings = self._encodings(request)
         partial, readable = request.partial and len(texts) > 1, []
         for encoding in encodings:
             error = self._error(request, encoding)
@@ -137,17 +144,35 @@ class Rerank:
         With `partial`, the errors of texts that could not be ranked follow.
         """
         parameters, texts = request.parameters or DEFAULTS, request.inputs.texts
-        numbers = [number for number in map(self._number, encodings) if number >= 0]
+        encodings = encodings if self.embedding is None else encodings[1:]
+        numbers = list(dict.fromkeys(map(self._number, encodings)))
         if self.embedding is None:
             apply = FUNCTIONS["none" if parameters.raw_scores else self._function]
             scores = apply([float(row[0, 0]) for row in rows])
         else:
             scores = [cosine(rows[0][0], row[0]) for row in rows[1:]]
+        if parameters.truncation == _windows.WINDOW:
+            scores = list(map(float, _windows.joined(encodings, scores, _windows.JOINS[parameters.window])))
         best = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[: parameters.top_n]
         ranked: list[dict[str, Any]] = [{"index": numbers[i], "score": scores[i]} for i in best]
         if parameters.return_documents:
             ranked = [text | {"text": texts[text["index"]]} for text in ranked]
         return ranked + [self._unranked(request, i) for i in sorted(set(range(len(texts))).difference(numbers))]
+
+    def _encodings(self, request: RerankRequest) -> list[Encoding]:
+        """Encodes the query and the texts. Texts are cut or read in windows. The latter need a whole query."""
+        sequences = self._sequences(request.inputs.query, request.inputs.texts)
+        if (request.parameters or DEFAULTS).truncation != _windows.WINDOW:
+            return self.tokenizer.encode(sequences, self.max_tokens)
+        alone, prompt = self.embedding is not None, self._prompt(TEXT_PROMPTS) if self.embedding else ""
+        try:
+            if alone:
+                self.tokenizer.encode(sequences[:1], self.max_tokens, truncate=False)
+            return self.tokenizer.encode_windows(sequences, self.max_tokens, self.max_sequences, prefix=prompt, split=1)
+        except TextTooLong as error:
+            raise too_many_tokens(QUERY, self.max_tokens, error.tokens) from None
+        except TooManyWindows:
+            raise _windows.too_many_windows(self.max_sequences) from None
 
     def _sequences(self, query: str, texts: Sequence[str]) -> list[Text]:
         if self.embedding is None:
@@ -166,13 +191,16 @@ class Rerank:
         if number >= 0 and not request.inputs.texts[number].strip():
             return empty_input(place)
         if encoding.left_out and not (request.parameters or DEFAULTS).truncation:
-            return too_many_tokens(place, self.max_tokens)
+            return too_many_tokens(place, self.max_tokens, self.max_tokens + encoding.left_out)
         return None
 
     def _unranked(self, request: RerankRequest, number: int) -> dict[str, Any]:
-        """Returns the error of a text that has no sequence: it is empty, or else too long."""
-        place, text = f"{TEXTS}/{number}", request.inputs.texts[number]
-        error = too_many_tokens(place, self.max_tokens) if text.strip() else empty_input(place)
+        """Returns the error of a text that has no sequence."""
+        (encoding,) = self.tokenizer.encode(
+            self._sequences(request.inputs.query, [request.inputs.texts[number]])[-1:], self.max_tokens
+        )
+        error = self._error(request, replace(encoding, text_index=number + (self.embedding is not None)))
+        assert error is not None  # noqa: S101  # for the type checker
         return {"index": number, **failure(error).model_dump()}
 
     def text_pointers(self, request: RerankRequest) -> list[str]:
