@@ -61,7 +61,7 @@ class SentenceEncoder:
 
 def is_encoder(directory: Path) -> bool:
     """Returns whether a directory holds a model of sentence-transformers that makes vectors, of any kind."""
-    return (directory / MODULES).is_file() and any(kind not in _CLASSIFIER for kind, _ in _modules(directory))
+    return (directory / MODULES).is_file() and any(kind not in _CLASSIFIER for kind, _ in read_modules(directory))
 
 
 def read_encoder(directory: Path, pooling: Pooling | None = None) -> SentenceEncoder:
@@ -76,7 +76,7 @@ def read_encoder(directory: Path, pooling: Pooling | None = None) -> SentenceEnc
         return SentenceEncoder(directory, Embedding(pooling), read_limits(directory).max_tokens)
     if pooling is not None:
         raise ConversionError(f"{MODULES} sets the pooling, so --pooling is not allowed.")
-    modules = _modules(directory)
+    modules = read_modules(directory)
     kinds = [kind for kind, _ in modules]
     allowed = ["Transformer", "Pooling", *(kind for kind in ("Dense", "Normalize") if kind in kinds)]
     for kind in kinds:
@@ -87,7 +87,7 @@ def read_encoder(directory: Path, pooling: Pooling | None = None) -> SentenceEnc
     if kinds != allowed:
         raise ConversionError(f"{MODULES}: the modules {', '.join(kinds)} are not supported in this order.")
     checkpoint = modules[0][1]
-    prompts, default = _prompts(directory)
+    prompts, default = read_prompts(directory)
     dense, parameters = _dense(modules[2][1]) if "Dense" in kinds else (None, {})
     embedding = Embedding(
         pooling=_pooling(modules[1][1], has_prompts=any(prompts.values())),
@@ -116,13 +116,13 @@ def cross_encoder_problem(directory: Path) -> Problem:
     return _PROBLEMS[named]
 
 
-def _modules(directory: Path) -> list[tuple[str, Path]]:
+def read_modules(directory: Path) -> list[tuple[str, Path]]:
     """Returns the kind and the directory of each module."""
     modules = read_object(directory / MODULES, list)
     directories = []
     for module in modules:
         kind, path = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
-        if not isinstance(kind, str) or not isinstance(path, str) or Path(path).name != path:
+        if not isinstance(kind, str) or not isinstance(path, str) or path not in (".", Path(path).name):
             raise ConversionError(f"{MODULES} does not list modules with a type and a path.")
         directories.append((kind.rpartition(".")[2], directory / path))
     return directories
@@ -158,7 +158,7 @@ def _dense(directory: Path) -> tuple[Dense, Weights]:
         }
 
 
-def _prompts(directory: Path) -> tuple[dict[str, str], str | None]:
+def read_prompts(directory: Path) -> tuple[dict[str, str], str | None]:
     settings = _optional(directory / SETTINGS)
     prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):

@@ -190,6 +190,10 @@ class Tokenizer:
             raise ValueError("the tokenizer has a separator of its own.")
         return Tokenizer(tokenizer_json.with_separator(self._document, token), self.reading)
 
+    def bare(self, reading: Reading) -> Tokenizer:
+        """Returns the same tokenizer with another reading, and without special tokens around a text."""
+        return Tokenizer(self._document | {"post_processor": None}, reading)
+
     def save(self, path: Path) -> None:
         """Writes a `tokenizer.json`. `load` restores the same tokenizer from it."""
         path.write_text(json.dumps(self._document, ensure_ascii=False, separators=(",", ":")), "utf-8")
@@ -458,9 +462,12 @@ class Tokenizer:
     def _ids(self, texts: Sequence[str], *, mask: bool) -> list[list[int]]:
         """Returns the ids of each text, without special tokens. Texts that are equal are tokenised once."""
         distinct = list(dict.fromkeys(texts)) if len(texts) > 1 else texts
+        ids = self._ids_of_each(distinct, mask=mask)
+        if self.reading.skip_unknown:
+            ids = [[number for number in each if number != self.unknown_id] or each[:1] for each in ids]
         if len(distinct) == len(texts):
-            return self._ids_of_each(texts, mask=mask)
-        ids_of = dict(zip(distinct, self._ids_of_each(distinct, mask=mask), strict=True))
+            return ids
+        ids_of = dict(zip(distinct, ids, strict=True))
         return [ids_of[text] for text in texts]
 
     def _ids_of_each(self, texts: Sequence[str], *, mask: bool) -> list[list[int]]:

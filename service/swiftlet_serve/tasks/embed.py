@@ -163,7 +163,11 @@ class Embed:
             if not text.strip():
                 raise empty_input(place)
         prompted, limits = [prompt + text for text in texts], (self.max_tokens, parameters.truncation)
-        return _windows.encode(self.tokenizer, prompted, *limits, places, self.max_sequences, prefix=prompt)
+        encodings = _windows.encode(self.tokenizer, prompted, *limits, places, self.max_sequences, prefix=prompt)
+        for encoding in encodings:
+            if not len(encoding.input_ids):  # no special tokens, and a text of control characters
+                raise empty_input(places[encoding.text_index])
+        return encodings
 
     def _encode_ids(
         self, request: TokenIdsRequest, prompt: str, truncation: bool | Literal["window"]
