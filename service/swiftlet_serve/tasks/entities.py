@@ -279,7 +279,7 @@ class Entities(_Shared):
             raise empty_input(pointer)
         if stride is None:
             if text.left_out and not parameters.truncation:
-                raise too_many_tokens(pointer, self.max_tokens)
+                raise too_many_tokens(pointer, self.max_tokens, self.max_tokens + text.left_out)
             return self.tokenizer.chunks(text, index, size, 0)
         if max(1, -(-(len(text) - stride) // (size - stride))) > room:
             raise _too_many_windows(pointer)
@@ -380,8 +380,9 @@ class LabelledEntities(_Shared):
             except NoRoom:
                 detail = f"The labels take all of the model's {self.max_tokens} tokens. Name fewer or shorter labels."
                 raise input_too_long(LABELS, detail, self.max_tokens) from None
-            if not parameters.truncation and any(window.left_out for window in own):
-                raise too_many_tokens(pointer, self.max_tokens)
+            left_out = sum(window.left_out for window in own)
+            if left_out and not parameters.truncation:
+                raise too_many_tokens(pointer, self.max_tokens, self.max_tokens + left_out)
             windows += own
         return windows
 
