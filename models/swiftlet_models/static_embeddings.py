@@ -17,7 +17,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftlet_models.architectures.static import Config
 from swiftlet_models.artifact import Embedding, Reading
 from swiftlet_models.checkpoint_tensors import ConversionError, open_tensors, read_object
 from swiftlet_models.convert import ConvertedCheckpoint
@@ -45,7 +44,6 @@ class StaticEmbeddings:
         """Returns the network, as `convert` does."""
         vocabulary, width = self.table.shape
         config = {"vocab_size": vocabulary, "hidden_size": width, "max_position_embeddings": MAX_TOKENS}
-        Config(**config)
         return ConvertedCheckpoint(
             weights={_WORDS: self.table},
             architecture="static",
