@@ -10,7 +10,7 @@ DEVELOPMENT := .venv-dev
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick coverage torture loadtest bench lint docs dist dist-test tutorial-test image image-test helm lock sbom audit clean
+.PHONY: help run test quick exhaustive coverage torture loadtest bench lint docs dist dist-test tutorial-test image image-test helm lock sbom audit clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1: /p' Makefile | sed 's/: */\t/' | expand -t 22
@@ -20,7 +20,8 @@ run: $(SERVICE)/ready ## serve the bundled models on this machine
 
 # Three processes on two cores, because many tests wait. More need more memory, since each loads torch. The tests of a
 # file share fixtures that are slow to make, so they stay in one process. `tests/conftest.py` chooses their order.
-PYTEST := $(DEVELOPMENT)/bin/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+PARALLEL := $(DEVELOPMENT)/bin/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+PYTEST := $(PARALLEL) -m 'not exhaustive'
 
 SELECT := $(DEVELOPMENT)/bin/python -m tests.support.selection
 
@@ -29,6 +30,9 @@ test: $(DEVELOPMENT)/ready ## run the tests; with CHANGED=1 those that differenc
 
 quick: $(DEVELOPMENT)/ready ## run the tests that need neither torch, processes, a browser, emulation nor a network
 	$(SELECT) quick | xargs $(PYTEST)
+
+exhaustive: $(DEVELOPMENT)/ready ## run the further cases that `make test` leaves out; a quarter of an hour
+	$(PARALLEL) -m exhaustive $(TESTS)
 
 # Separate from `make test`: before Python 3.12, tracing doubles the time of the tests that train.
 coverage: $(DEVELOPMENT)/ready ## run the tests and print the share of lines that they run

@@ -22,6 +22,9 @@ from tests.support.selection import module_name, needs
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Until the tests are collected, there is hardly any garbage to find among a million objects.
+gc.disable()
+
 # Every run uses the same examples. There is no time limit for an example, because the machine may be busy.
 settings.register_profile("swiftlet", derandomize=True, deadline=None, database=None)
 settings.load_profile("swiftlet")
@@ -47,6 +50,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
 
 from tests.support.selection import NEEDS, ROOT, changed, module_name, needs
+from tests.support.tiers import first, first_of_each
 
 SERVER = "service/swiftlet_serve"
 
@@ -31,6 +33,14 @@ def test_marks_are_registered(request):
     registered = {line.partition(":")[0] for line in request.config.getini("markers")}
 
     assert registered >= {*NEEDS, "process"}
+
+
+def test_cases_that_are_not_chosen_are_exhaustive():
+    chosen = first([1, 2, (3, "a")], 2), first_of_each(["ab", "ac", "b"], itemgetter(0))
+
+    assert [[not case.marks for case in cases] for cases in chosen] == [[False, True, False], [True, False, True]]
+    with pytest.raises(AssertionError):
+        first([1, 2], 3)
 
 
 @pytest.mark.parametrize(

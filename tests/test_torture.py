@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.tiers import first
 from tests.torture.cases import CASES, table
 
 SCALES = {
@@ -18,7 +19,7 @@ SCALES = {
 }
 
 
-@pytest.mark.parametrize("case", SCALES)
+@pytest.mark.parametrize("case", first(SCALES, "hostile", "switches"))
 def test_torture_case_reaches_its_goals(case, artifact_dir):
     outcomes = CASES[case](artifact_dir, SCALES[case])
 

@@ -6,6 +6,7 @@
       weights.safetensors the parameters of the network, int8, bf16 or fp32
       model.safetensors   optional: the parameters in fp32, for the torch engine
       activations.safetensors  optional: fixed ranges of activations, for int8 with onnx_cpu
+      head.safetensors    of a model that reads labels: the parameters behind the network, in fp32
       golden.npz          golden answers: inputs and the fp32 network's outputs, replayed at start-up
       card.json           origin, and measured accuracy and latency
       certificate.json    optional: how the answers agree with those of fp32, for exactly this manifest
@@ -38,9 +39,16 @@ Head = Literal["classification", "token", "masked_lm", "causal_lm", "embedding"]
 Outputs = int | Literal["labels", "vocabulary", "hidden"]  # of a head, per position
 Problem = Literal["single_label", "multi_label", "regression"]
 Precision = Literal["fp32", "bf16", "int8"]
-Pooling = Literal["cls", "mean", "max"]
+Pooling = Literal["cls", "last", "mean", "max"]
+PoolingOption = Literal["cls", "last", "mean", "max", "splade"]
+"""What makes a checkpoint without a head an embedding model."""
 Dense = Literal["identity", "tanh"]
+Output = Literal["dense", "sparse", "multi_vector"]
 Side = Literal["left", "right"]
+Scored = Literal["spans", "words", "text"]
+LabelRows = Literal["marker", "next", "mean"]
+WordRows = Literal["first", "last", "mean", "max"]
+LabelScorer = Literal["dot", "weighted-dot", "mlp"]
 
 MANIFEST: Final = "manifest.json"
 TOKENIZER: Final = "tokenizer.json"
@@ -48,15 +56,17 @@ WEIGHTS: Final = "weights.safetensors"
 ONNX: Final = "model.onnx"
 SAFETENSORS: Final = "model.safetensors"
 ACTIVATIONS: Final = "activations.safetensors"
+HEAD: Final = "head.safetensors"
 GOLDEN: Final = "golden.npz"
 CARD: Final = "card.json"
 CERTIFICATE: Final = "certificate.json"
 SIGNATURE: Final = "certificate.sig"
 
 FORMATS: Final[Mapping[str, int]] = {WEIGHTS: 2, ONNX: 1}  # by the file of the parameters
-LATER: Final = ("embedding", "decisions", "languages", "reading")  # fields that manifests of older versions lack
+# Fields that manifests of older versions lack.
+LATER: Final = ("embedding", "decisions", "languages", "reading", "labelling")
 REQUIRED: Final = frozenset({TOKENIZER, GOLDEN, CARD})  # and one of FORMATS
-OPTIONAL: Final = frozenset({SAFETENSORS, ACTIVATIONS, *FORMATS})
+OPTIONAL: Final = frozenset({SAFETENSORS, ACTIVATIONS, HEAD, *FORMATS})
 UNLISTED: Final = (CERTIFICATE, SIGNATURE)  # files that may lie beside those that a manifest lists
 MAX_MANIFEST_BYTES: Final = 1 << 20  # and of the certificate
 MAX_BYTES: Final[Mapping[str, int]] = {TOKENIZER: 64 << 20, GOLDEN: 4 << 20, CARD: 1 << 20}
@@ -85,17 +95,69 @@ class File:
 
 
 @dataclass(frozen=True)
-class Embedding:
-    """How the head `embedding` makes one vector of a sequence, and how texts are prepared for it.
+class Sparse:
+    """How a text becomes weights of tokens of the vocabulary.
 
-    The network pools the hidden states, and applies the dense layer if there is one. The task normalises the vector.
+    By `vocabulary`, a token's weight is its largest logit of a masked language model over the tokens of the text. By
+    `tokens`, the network gives each token of the text a weight, and a token that occurs several times has the largest.
+    Negative weights become 0, and then a weight w becomes log(1 + w), as often as there are `logarithms`.
     """
 
-    pooling: Pooling  # of the tokens of a sequence; "cls" reads the position in focus
+    by: Literal["vocabulary", "tokens"]
+    logarithms: int = 1
+    ignored: tuple[int, ...] = ()  # ids of tokens that have no weight
+
+
+@dataclass(frozen=True)
+class MultiVector:
+    """How a text becomes a vector for each of its tokens (ColBERT).
+
+    A text is a query if its prompt is called so, and else a document. `prefixes` are ids of tokens behind the first
+    one, by "query" and "document".
+    """
+
+    width: int  # of a vector
+    prefixes: Mapping[str, int] = field(default_factory=dict)
+    query_tokens: int | None = None  # the token limit of a query; None: the network's
+    document_tokens: int | None = None
+    mask: int | None = None  # the id of the token that fills a query up to its limit; None: nothing does
+    reads_masks: bool = True  # whether tokens attend to those that fill a query
+    first: int = 0  # the first position that has a vector
+    ignored: tuple[int, ...] = ()  # ids of tokens that have no vector in a document
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """How the head `embedding` makes vectors of a sequence, and how texts are prepared for it.
+
+    The network pools the hidden states, and applies the dense layer if there is one. The task normalises the vector.
+    The head's outputs are those for a dense vector, for a sparse one and for several, side by side.
+    """
+
+    pooling: Pooling  # of the tokens of a sequence; "cls" reads the positions in focus
     normalize: bool = False  # whether vectors have length 1 by default
     dense: Dense | None = None  # the activation of the layer after pooling; None if there is no layer
     prompts: Mapping[str, str] = field(default_factory=dict)  # texts to put in front of an input, by name
     default_prompt: str | None = None  # the name of the prompt that a request without `prompt_name` uses
+    vector: bool = True  # whether there is a dense vector
+    sparse: Sparse | None = None
+    multi_vector: MultiVector | None = None
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """The forms that a text can have, the default first."""
+        there = {"dense": self.vector, "sparse": self.sparse, "multi_vector": self.multi_vector}
+        return tuple(output for output in get_args(Output) if there[output])
+
+    @property
+    def by_vocabulary(self) -> bool:
+        """Whether the outputs are logits of the vocabulary, and those of all tokens are pooled."""
+        return self.sparse is not None and self.sparse.by == "vocabulary"
+
+    @property
+    def by_token(self) -> bool:
+        """Whether there are outputs for each token."""
+        return self.multi_vector is not None or (self.sparse is not None and not self.by_vocabulary)
 
     def default_prompt_text(self) -> str:
         """Returns the default prompt, or an empty text."""
@@ -109,6 +171,27 @@ class Reading:
     truncation_side: Side = "right"  # the side where a long text loses tokens, and windows start
     special_tokens: tuple[str, ...] = ()  # that a text may contain. All others are read as common text
     skip_unknown: bool = False  # whether unknown tokens are left out, unless a text has no other
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """How a model reads labels that a request names, and what it scores them for (`swiftlet_models/labelling.py`).
+
+    Its network has the head `embedding` without pooling, and gives the hidden states of the tokens that are read.
+    """
+
+    scores: Scored  # what has a score for each label: spans of words, words, or the text
+    marker: str  # the special token in front of each label
+    separator: str  # the special token behind the last label
+    label_rows: LabelRows = "marker"  # the tokens that stand for a label; "mean": from its marker to the next one
+    word_rows: WordRows = "first"  # the tokens of a word, or of the text, that stand for it
+    max_words: int = 384  # of a window
+    max_width: int = 12  # of a span in words; for `words`, the overlap of windows alone
+    labels: tuple[str, ...] = ()  # of requests that name none; empty: there are no defaults
+    labels_first: bool = True  # whether the text follows the labels
+    reads_from_separator: bool = False  # whether the text's tokens are those from the separator on, and not all
+    scorer: LabelScorer = "dot"  # for `text`
+    scale: float | None = None  # of the cosine, for `text`; None: vectors are not normalised
 
 
 @dataclass(frozen=True)
@@ -150,6 +233,7 @@ class Manifest:
     embedding: Embedding | None = None  # for the head "embedding", and only for it
     decisions: Decisions | None = None  # None: not calibrated, and nothing is mapped
     reading: Reading = Reading()
+    labelling: Labelling | None = None  # for a model with `head.safetensors`, and only for it
     languages: tuple[str, ...] = ()  # BCP 47 tags of the texts that the model was trained for; empty: not known
     format: int = FORMATS[WEIGHTS]
 
@@ -401,7 +485,7 @@ def _parse(document: object) -> Manifest:
     required = REQUIRED | {name for name, number in FORMATS.items() if number == document["format"]}
     for name in sorted(required - set(files)):
         raise ValueError(f"the list of files lacks {name}.")
-    for name in sorted(set(files) - required - {SAFETENSORS, ACTIVATIONS}):
+    for name in sorted(set(files) - required - {SAFETENSORS, ACTIVATIONS, HEAD}):
         raise ValueError(f"the list of files has the unknown name {name!r}.")
     for name, entry in files.items():
         check(
@@ -418,6 +502,7 @@ def _parse(document: object) -> Manifest:
         "embedding": embedding,
         "decisions": _parse_decisions(document["decisions"], labels),
         "reading": _parse_reading(document["reading"]),
+        "labelling": _parse_labelling(document["labelling"], embedding, has_head=HEAD in files),
         "languages": tuple(languages),
     }
     return Manifest(**document | parsed)
@@ -427,6 +512,8 @@ def _parse_embedding(document: object) -> Embedding | None:
     """Raises ValueError if the field `embedding` has a wrong value."""
     if document is None:
         return None
+    if isinstance(document, dict):
+        document = LATER_EMBEDDING | document
     if not isinstance(document, dict) or set(document) != {field.name for field in fields(Embedding)}:
         raise ValueError("the field 'embedding' has a wrong value.")
     prompts, default = document["prompts"], document["default_prompt"]
@@ -437,10 +524,50 @@ def _parse_embedding(document: object) -> Embedding | None:
         "prompts": isinstance(prompts, dict) and all(isinstance(text, str) for text in prompts.values()),
     }
     valid["default_prompt"] = default is None or (valid["prompts"] and isinstance(default, str) and default in prompts)
+    parts = {key: _parse_part(kind, document[key]) for key, kind in PARTS.items()}
+    embedding = Embedding(**{**document, **{key: None if part is False else part for key, part in parts.items()}})
+    valid |= {key: part is not False for key, part in parts.items()}
+    valid["vector"] = isinstance(document["vector"], bool) and bool(embedding.outputs)
+    if embedding.by_vocabulary:  # nothing else has outputs beside the logits of a vocabulary
+        valid["sparse"] &= embedding.outputs == ("sparse",) and document["dense"] is None
     for key, good in valid.items():
         if not good:
             raise ValueError(f"the field 'embedding/{key}' has a wrong value.")
-    return Embedding(**document)
+    return embedding
+
+
+def _parse_part(kind: type[Sparse | MultiVector], document: object) -> Sparse | MultiVector | Literal[False] | None:
+    """Returns a part of the field `embedding`, or None if it is null, or False if it has a wrong value."""
+    if document is None:
+        return None
+    if not isinstance(document, dict) or set(document) != {field.name for field in fields(kind)}:
+        return False
+
+    def is_number(value: object, least: int = 0) -> bool:
+        return type(value) is int and least <= value <= MAX_COUNT
+
+    ignored = document["ignored"]
+    if not isinstance(ignored, list) or not all(map(is_number, ignored)):
+        return False
+    if kind is Sparse:
+        good = document["by"] in ("vocabulary", "tokens") and document["logarithms"] in (0, 1, 2)
+    else:
+        prefixes = document["prefixes"]
+        good = (
+            is_number(document["width"], 1)
+            and isinstance(prefixes, dict)
+            and set(prefixes) <= {"query", "document"}
+            and all(map(is_number, prefixes.values()))
+            and all(document[key] is None or is_number(document[key], 1) for key in ("query_tokens", "document_tokens"))
+            and (document["mask"] is None or (is_number(document["mask"]) and document["query_tokens"] is not None))
+            and isinstance(document["reads_masks"], bool)
+            and is_number(document["first"])
+        )
+    return good and kind(**document | {"ignored": tuple(ignored)})
+
+
+LATER_EMBEDDING: Final = {"vector": True, "sparse": None, "multi_vector": None}  # fields that older manifests lack
+PARTS: Final[Mapping[str, type[Sparse | MultiVector]]] = {"sparse": Sparse, "multi_vector": MultiVector}
 
 
 def _parse_decisions(document: object, labels: Sequence[str]) -> Decisions | None:
@@ -477,6 +604,30 @@ def _parse_reading(document: object) -> Reading:
     if skips not in (True, False):
         raise ValueError("the field 'reading/skip_unknown' has a wrong value.")
     return Reading(side, tuple(tokens), skips)
+
+
+def _parse_labelling(document: object, embedding: Embedding | None, *, has_head: bool) -> Labelling | None:
+    """Raises ValueError if the field `labelling` has a wrong value, or does not fit the files or the network."""
+    if document is None and not has_head:
+        return None
+    if not has_head or not isinstance(document, dict) or set(document) != {field.name for field in fields(Labelling)}:
+        raise ValueError("the field 'labelling' has a wrong value.")
+    labels, scale = document["labels"], document["scale"]
+    valid = {
+        "scores": document["scores"] in get_args(Scored) and embedding is not None and embedding.pooling == "cls",
+        "label_rows": document["label_rows"] in get_args(LabelRows),
+        "word_rows": document["word_rows"] in get_args(WordRows),
+        "scorer": document["scorer"] in get_args(LabelScorer),
+        "labels": isinstance(labels, list) and all(isinstance(label, str) and label.strip() for label in labels),
+        "scale": scale is None or (type(scale) in (int, float) and abs(scale) <= sys.float_info.max),
+    }
+    valid |= {key: isinstance(document[key], str) and bool(document[key]) for key in ("marker", "separator")}
+    valid |= {key: isinstance(document[key], bool) for key in ("labels_first", "reads_from_separator")}
+    valid |= {key: type(document[key]) is int and 0 < document[key] <= MAX_COUNT for key in ("max_words", "max_width")}
+    for key, good in valid.items():
+        if not good:
+            raise ValueError(f"the field 'labelling/{key}' has a wrong value.")
+    return Labelling(**document | {"labels": tuple(labels)})
 
 
 def _are_distinct(levels: Sequence[object], labels: Sequence[str]) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_args
 
@@ -55,9 +55,10 @@ _FILE_ONLY: Final = frozenset(
             "DPRContextEncoder",
             "DPRQuestionEncoder",
             "DPRReader",
+            "Gemma",
             "Herbert",
         ),
-        *("LayoutLM", "Longformer", "RetriBert", "SqueezeBert"),
+        *("LayoutLM", "Longformer", "Qwen2", "RetriBert", "SqueezeBert", "T5"),
     }
 )
 # The classes whose options override the normaliser of `tokenizer.json`.
@@ -75,10 +76,16 @@ _MODEL_TYPES: Final = {
     "deberta-v2": "DebertaV2",
     "distilbert": "DistilBert",
     "electra": "Electra",
+    "gemma3_text": "Gemma",
     "gpt2": "GPT2",
+    "gte": "XLMRoberta",
+    "jina_embeddings_v3": "XLMRoberta",
     "mobilebert": "MobileBert",
     "mpnet": "MPNet",
+    "nomic_bert": "Bert",
+    "qwen3": "Qwen2",
     "roberta": "Roberta",
+    "t5": "T5",
     "xlm-roberta": "XLMRoberta",
 }  # the class of each `model_type`, for checkpoints that do not name it
 
@@ -343,7 +350,38 @@ def _from_tokenizer_json(source: _Source, name: str) -> tokenizers.Tokenizer:
     if isinstance(processor, processors.RobertaProcessing) and name != _GENERIC:
         processor.add_prefix_space = bool(source.option("add_prefix_space", False))
         processor.trim_offsets = source.option("trim_offsets", True)
+    if name == "Gemma":
+        _check_ends(tokenizer, source)
     return tokenizer
+
+
+def _check_ends(tokenizer: tokenizers.Tokenizer, source: _Source) -> None:
+    """Refuses a file whose special tokens around a text are not those of the options.
+
+    transformers 4 follows the options, and version 5 the file. What version 5 wrote names its `backend`.
+    """
+    if "backend" in source.config:
+        return
+    ids, named = tokenizer.get_vocab(), replace(source, specials={"bos": "<bos>", "eos": "<eos>", **source.specials})
+    ends = {
+        role: named.special(role, ids)
+        for role, default in (("bos", True), ("eos", False))
+        if source.option(f"add_{role}_token", default)
+    }
+
+    def around(text: str, kind: int) -> str:
+        slots = [ends.get("bos", ("",))[0], f"${text}", ends.get("eos", ("",))[0]]
+        return " ".join(f"{slot}:{kind}" for slot in slots if slot)
+
+    file = json.loads(tokenizer.to_str())["post_processor"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=around("A", 0), pair=f"{around('A', 0)} {around('B', 1)}", special_tokens=[*ends.values()]
+    )
+    if file != json.loads(tokenizer.to_str())["post_processor"]:
+        raise TokenizerError(
+            "tokenizer.json puts other special tokens around a text than add_bos_token and add_eos_token in "
+            f"tokenizer_config.json say, and versions of transformers differ. {_OWN_FILE}"
+        )
 
 
 def _from_vocab(source: _Source) -> tokenizers.Tokenizer:

@@ -21,6 +21,7 @@ from swiftlet_models import architectures, sources
 from swiftlet_models.adapters import ADAPTER, TENSORS, Adapter, is_adapter, read_adapter
 from swiftlet_models.artifact import Embedding, Head, Outputs, Problem
 from swiftlet_models.checkpoint_tensors import PICKLE, SAFETENSORS, ConversionError, open_tensors, read_object
+from swiftlet_models.label_checkpoints import LabelCheckpoint
 from swiftlet_models.parameters import ParametersError, Sizes, check_sizes, configure, expected_parameters
 from swiftlet_models.tensors import Matrix, Weights, are_equal, in_parts, is_finite
 
@@ -39,11 +40,15 @@ TOKENIZER_FILES: Final = (
 # The only files that are downloaded from a hub repository, with the first of `_WEIGHTS` that it has.
 HUB_FILES: Final = (
     "config.json",
+    sources.GLINER,
     "README.md",  # the model card, which names the languages
     "modules.json",  # of sentence-transformers, as are the next three
     "config_sentence_transformers.json",
     "sentence_*_config.json",
     "[0-9]_*/*",
+    "sparse_linear.pt",  # of bge-m3, as is the next one
+    "colbert_linear.pt",
+    "artifact.metadata",  # of Stanford's ColBERT
     "config_setfit.json",
     "model_head.pkl",  # of SetFit
     ADAPTER,
@@ -69,6 +74,7 @@ _IGNORED: Final = (
 # transformers stores the outputs of every token classifier as `classifier`, the name that NAMES gives to the outputs of
 # a text classifier. A head that labels tokens is read from there, and never from the head of question answering.
 _TOKEN_LABELS: Final = ((r"^classifier\.(weight|bias)$", r"token.output.\1"), (r"^qa_outputs\.", r"pretraining.span."))
+_COLBERT: Final = ((r"^linear\.weight$", r"embedding.vectors.weight"),)  # in the class of Stanford's package
 _TOKEN_CLASSIFIER: Final = "ForTokenClassification"  # noqa: S105  # the end of a class name
 
 # Tensors that repeat a parameter which the heads of language models have once here.
@@ -194,13 +200,14 @@ def convert(
     encoder_only: bool = False,
     embedding: Embedding | None = None,
     parameters: Weights | None = None,
-    adapter: Adapter | None = None,
+    adapter: Adapter | LabelCheckpoint | None = None,
 ) -> Iterator[ConvertedCheckpoint]:
     """Opens a transformers checkpoint as a network with this head. With `encoder_only`, it has no head yet.
 
     The weights can be read within the block. `outputs` is the number of outputs per position. If it is "labels", the
     checkpoint lists the labels. `embedding` describes the head `embedding`, whose `parameters` are not in the
-    checkpoint. The weights are those of a directory, or of an `adapter` merged into it.
+    checkpoint. The weights are those of a directory, of an `adapter` merged into it, or of the encoder in a checkpoint
+    that reads labels.
 
     Raises:
         ConversionError: a setting, tensor or shape is not supported, or a tensor that the head needs is missing.
@@ -209,20 +216,22 @@ def convert(
     if refusal := architectures.refusal(settings.get("model_type")):
         raise ConversionError(refusal)
     architecture = str(settings["model_type"]).replace("-", "_")
-    config = _translate_config(architecture, settings, head)
+    # The head in whose place the checkpoint has the parameters.
+    stored: Head = "masked_lm" if embedding and embedding.by_vocabulary else head
+    config = _translate_config(architecture, settings, stored)
     if configure(architecture, config).traits().embedding.token_types and config["type_vocab_size"] < 2:
         raise ConversionError("config.json: type_vocab_size 1 has no token type for the second text of a pair.")
     labels, problem = _labels(settings) if outputs == "labels" else ((), None)
     if outputs == "labels" and not encoder_only:
         _check_kind(settings, head)
-    names = _TOKEN_LABELS if (head, outputs) == ("token", "labels") else ()
+    names = _TOKEN_LABELS if (head, outputs) == ("token", "labels") else _COLBERT if head == "embedding" else ()
     with adapter.open() if adapter else open_tensors(directory) as tensors:
-        checkpoint = _Checkpoint(architecture, config, head, {**tensors, **(parameters or {})}, names)
+        checkpoint = _Checkpoint(architecture, config, stored, {**tensors, **(parameters or {})}, names)
         try:
             width = outputs if isinstance(outputs, int) else len(labels)
             sizes = checkpoint.check(width, embedding, encoder_only=encoder_only)
         except _NoHead:
-            raise ConversionError(_missing_head(settings, head, outputs)) from None
+            raise ConversionError(_missing_head(settings, stored, outputs)) from None
         yield ConvertedCheckpoint(
             weights=checkpoint.weights,
             architecture=architecture,
@@ -236,7 +245,7 @@ def convert(
             ignored=tuple(checkpoint.ignored),
             source={
                 **(source or {"directory": directory.resolve().name}),
-                **({"base": adapter.origin} if adapter else {}),
+                **({"base": adapter.origin} if adapter and adapter.origin else {}),
             },
         )
 
@@ -445,7 +454,7 @@ class _Checkpoint:
         """Returns the name of a matrix that the head must have; None if it has none of its own."""
         match self.head:
             case "masked_lm":
-                return "head.transform.weight"
+                return "head.transform.weight" if self.config.traits().prediction_map else None
             case "causal_lm":
                 return None
             case "embedding":

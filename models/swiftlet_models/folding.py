@@ -2,13 +2,13 @@
 
 Every rewrite is exact:
 
-- The scale of the attention scores, 1 / sqrt(D), is folded into the query. Key and value are one product.
+- The scale of the attention scores is folded into the query, or into its norm. Key and value are one product.
 - NoNorm needs no pass of its own. In y = g x + b after x = W v + c + r, a product and a residual, g scales the rows of
   the product, g c + b is its bias, and the residual is multiplied by g (the "gain").
 - A query, key or value that reads a bottleneck has no nonlinearity in front of it: two matrices become one.
 - The residual inside a layer with a bottleneck comes from the same product as the query.
 - A position bias is looked up for every distance between a query and a key, so that a query's row is a slice of it.
-- The row of the only token type, if the network has one, is part of every position.
+- The row of the only token type, if the network has one, is part of every position, or of every word.
 - Positions and token types that are added to projected words are scaled by the gain of the NoNorm that follows.
 - The masked-LM head's word table and its extra columns are one matrix.
 
@@ -22,13 +22,15 @@ in memory as a whole.
     rotation.THETA (P, D), relative_rows (2 P - 1,), and layers.I.relative_key, .relative_query (R, C): see `program`
     position_bias (A, 2 P - 1) for P positions: the distance d from a query to a key has the column P - 1 + d
     layers.I.key_value, .query_residual (the residual only with a bottleneck), .output, .leave (with a bottleneck)
+    layers.I.query_norm, .key_norm (D,), if each head has a norm
     layers.I.key, .value, .query, and B with B.norm for each bottleneck B, if these have a LayerNorm
-    layers.I.feed_forward.J.inner, .outer
+    layers.I.feed_forward.J.inner (a gate's rows first), .outer
     head.transform or .pooler, .norm (if there is one), then .decoder or .output. A head that only pools has none.
+    Of embeddings: head.output for a dense layer, .terms for weights of tokens, .vectors for a vector of each token.
 
-Each product that ends in a residual addition, X, has the vector X.gain (NoNorm) or the vectors X.norm (LayerNorm). If
-the norms precede, it has neither, and there are layers.I.attention_norm, .feed_forward.J.norm and final_norm. A norm is
-two vectors, `weight` and `bias`.
+Each product that ends in a residual addition, X, has the vector X.gain (NoNorm) or the norm X.norm. If norms precede,
+there are layers.I.attention_norm, .feed_forward.J.norm and final_norm, and X.norm only if they are around. A norm is
+two vectors, `weight` and `bias`, or the first alone (RMSNorm).
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +65,7 @@ from swiftlet_models.program import (
     LookUp,
     Multiply,
     Norm,
+    NormHeads,
     Place,
     Program,
     Read,
@@ -107,8 +110,7 @@ class Folded:
 
     def product(self, name: str) -> Product:
         """Returns a product, also one that `program.joined` makes."""
-        parts = [self.products[part] for part in name.split(JOIN)]
-        return parts[0] if len(parts) == 1 else _stack(*parts)
+        return _stack(*(self.products[part] for part in name.split(JOIN)))
 
 
 def fold(
@@ -134,7 +136,10 @@ def fold(
     _check_traits(traits)
     network = _Network(traits, sizes, weights)
     classifies = "head.pooler.weight" in weights
-    network.fold_encoder(embedding.pooling if embedding else traits.classifier_pooling if classifies else "cls")
+    if embedding:
+        network.fold_encoder(None if embedding.by_vocabulary else embedding.pooling)
+    else:
+        network.fold_encoder(traits.classifier_pooling if classifies else "cls")
     network.fold_head(own.pooler, own.prediction_act, embedding)
     folded = network.folded()
     _check_widths(folded, multiple)
@@ -157,10 +162,19 @@ def _check_traits(traits: Traits) -> None:
     """Raises FoldingError for traits that folding and the CPU engines do not support."""
     embedding = traits.embedding
     unsupported = {
-        "a NoNorm or a bottleneck is preceded by a norm": traits.norm_position == "before"
+        "a NoNorm or a bottleneck is preceded by a norm": traits.norm_position != "after"
         and (traits.norm == "no_norm" or traits.bottleneck is not None),
-        "a gate, a rotation or a distance meets a bottleneck": traits.bottleneck is not None
-        and any([traits.relative, *(part.theta for part in traits.attention), *(n.gated for n in traits.feed_forward)]),
+        "a gate, a rotation, a distance, heads of keys or a norm of heads meets a bottleneck": traits.bottleneck
+        is not None
+        and any(
+            [
+                *(traits.relative, traits.key_heads, traits.head_norm, traits.norm == "rms_norm"),
+                *(part.theta for part in traits.attention),
+                *(network.gate for network in traits.feed_forward),
+            ]
+        ),
+        "distances meet heads of keys or a norm of heads": traits.relative is not None
+        and (traits.key_heads is not None or traits.head_norm),
         "the embeddings have a NoNorm without a projection in front": embedding.norm == "no_norm"
         and embedding.projection != "words",
         "the trigram is not projected": embedding.window > 1 and embedding.projection != "words",
@@ -175,18 +189,23 @@ class _Network:
 
     def __init__(self, traits: Traits, sizes: Sizes, weights: Weights) -> None:
         self.traits, self.sizes, self.weights = traits, sizes, weights
-        self.words = weights["encoder.embeddings.word.weight"]
+        self.table = weights["encoder.embeddings.word.weight"]
+        self.words = self.table if traits.embedding.scale == 1 else _times(self.table, traits.embedding.scale)
         self.products: dict[str, Product] = {}
         self.vectors: dict[str, Array] = {}
         self.blocks: list[Block] = []
-        self.widths = {"hidden": sizes.hidden, "attended": sizes.inner}
-        self.result = "hidden"
-        self.norm_first = traits.norm_position == "before"
+        self.widths = {"hidden": sizes.hidden, "attended": sizes.attended}
+        self.results: tuple[str, ...] = ("hidden",)
+        self.depth = sizes.attended // traits.heads
+        self.key_heads = traits.key_heads or traits.heads
+        self.scale = traits.score_scale or 1 / math.sqrt(self.depth)
+        self.norm_first = traits.norm_position != "after"
+        self.norm_last = traits.norm != "no_norm" and traits.norm_position != "before"
         self.kept = traits.bottleneck if traits.norm == "layer_norm" else None  # bottlenecks that do not fold
         self.epsilons: dict[str, float] = {}
 
     def folded(self) -> Folded:
-        program = Program(tuple(self.blocks), self.widths, self.result)
+        program = Program(tuple(self.blocks), self.widths, self.results)
         return Folded(program, self.sizes.outputs, self.sizes.positions, self.words, self.products, self.vectors)
 
     # ---- parameters
@@ -198,8 +217,9 @@ class _Network:
         return Product(self.weights[name + ".weight"], self.array(name + ".bias"))
 
     def take_norm(self, name: str, source: str) -> None:
-        for part in (".weight", ".bias"):
-            self.vectors[name + part] = self.array(source + part)
+        self.vectors[name + ".weight"] = self.array(source + ".weight") + self.traits.norm_offset
+        if self.traits.norm != "rms_norm":
+            self.vectors[name + ".bias"] = self.array(source + ".bias")
         own = (epsilon for ending, epsilon in self.traits.epsilons.items() if f".{source}".endswith(f".{ending}"))
         self.epsilons[name] = next(own, self.traits.epsilon)
 
@@ -214,14 +234,14 @@ class _Network:
         return self.with_no_norm(name + ".dense", name + ".norm")
 
     def take_residual_product(self, name: str, source: str, product: str, norm: str) -> None:
-        """Takes a product that a residual is added to, and the norm that follows, unless the norms precede."""
+        """Takes a product that a residual is added to, and the norm that follows it or the addition, if any does."""
         if self.traits.norm == "no_norm":
             self.products[name] = self.with_no_norm(source + product, source + norm)
             self.vectors[name + ".gain"] = self.array(f"{source}{norm}.weight")
         else:
             self.products[name] = self.product(source + product)
-            if not self.norm_first:
-                self.take_norm(name + ".norm", source + norm)
+            if self.norm_last:
+                self.take_norm(name + ".norm", source + (f"{product}_norm" if self.norm_first else norm))
 
     def take_tables(self) -> None:
         traits, source = self.traits.embedding, "encoder.embeddings."
@@ -232,13 +252,17 @@ class _Network:
             tables["embeddings.token_type"] = self.array(source + "token_type.weight")
         elif source + "token_type.weight" in self.weights:
             (row,) = self.array(source + "token_type.weight")
-            tables["embeddings.position"] = tables["embeddings.position"] + row
+            if traits.positions:
+                tables["embeddings.position"] = tables["embeddings.position"] + row
+            else:
+                words = self.words
+                self.words = Computed(words.shape, words.dtype, lambda rows: words[rows] + row)
         if traits.norm == "no_norm":
             gain = self.array(source + "norm.weight")
             self.products["embeddings.projection"] = self.with_no_norm(source + "projection", source + "norm")
             tables = {name: table * gain for name, table in tables.items()}
         else:
-            if traits.norm == "layer_norm":
+            if traits.norm != "none":
                 self.take_norm("embeddings.norm", source + "norm")
             if traits.projection != "none":
                 self.products["embeddings.projection"] = self.product(source + "projection")
@@ -270,15 +294,15 @@ class _Network:
         return Relative("relative_rows", key if key in self.vectors else None, query if query in self.vectors else None)
 
     def take_rotations(self) -> None:
-        depth = self.sizes.inner // self.traits.heads
         for part in dict.fromkeys(replace(part, window=None) for part in self.traits.attention if part.theta):
-            self.vectors[_rotation(part.theta)] = part.turns(self.sizes.positions, depth)
+            self.vectors[_rotation(part.theta)] = part.turns(self.sizes.positions, self.depth)
 
     def take_layer(self, name: str, source: str) -> None:
         self.take_attention(name, source)
         for j, network in enumerate(self.traits.feed_forward):
             to = f"{name}feed_forward.{j}."
-            self.products[to + "inner"] = self.product(source + network.inner)
+            inner = [self.product(source + part) for part in (network.gate, network.inner) if part]
+            self.products[to + "inner"] = _stack(*inner)
             if self.norm_first:
                 self.take_norm(to + "norm", source + network.norm)
             self.take_residual_product(to + "outer", source, network.outer, network.norm)
@@ -293,7 +317,7 @@ class _Network:
                 self.products[name + inner] = self.product(f"{source}{inner}.dense")
                 self.take_norm(f"{name}{inner}.norm", f"{source}{inner}.norm")
             self.products |= {name + "key": key, name + "value": value}
-            self.products[name + "query"] = _scale(query, 1 / math.sqrt(len(query.bias) / self.traits.heads))
+            self.products[name + "query"] = _scale(query, self.scale)
             self.take_residual_product(name + "output", source, "output", "attention_norm")
             return
         if bottleneck and bottleneck.query_key:
@@ -302,11 +326,15 @@ class _Network:
         if bottleneck and bottleneck.value:
             value = _compose(value, self.bottleneck(source + bottleneck.value))
         self.products[name + "key_value"] = _stack(key, value)
-        scale = 1 / math.sqrt(len(query.bias) / self.traits.heads)
+        scale = self.scale
         if relative := self.traits.relative:
             scale /= math.sqrt(1 + relative.to_positions + relative.from_positions)
             self.take_distances(name, source, relative, scale)
-        query = _scale(query, scale)
+        if self.traits.head_norm:
+            for part, factor in (("query_norm", scale), ("key_norm", 1)):
+                self.vectors[name + part] = (self.array(f"{source}{part}.weight") + self.traits.norm_offset) * factor
+        else:
+            query = _scale(query, scale)
         if bottleneck:
             query = _stack(query, self.bottleneck(source + bottleneck.residual))
         self.products[name + "query_residual"] = query
@@ -319,26 +347,35 @@ class _Network:
     def place(self, value: str) -> Place:
         return Place(value, 0, self.widths[value])
 
-    def norm(self, out: str, x: str, name: str) -> Norm:
+    def norm(self, out: str, x: str, name: str, residual: Place | None = None) -> Norm:
         self.widths[out] = self.widths[x]
-        return Norm(out, x, name, self.epsilons[name])
+        return Norm(out, x, name, self.epsilons[name], name + ".bias" in self.vectors, residual)
 
     def multiply(self, out: str, x: str, name: str, activation: str | None = None, *, exact: bool = False) -> Multiply:
         self.widths[out] = self.products[name].matrix.shape[0]
         return Multiply(out, x, name, activation=activation, exact=exact)
 
-    def rotated(self, attention: AttentionTraits, place: Place) -> Iterator[Step]:
+    def turned(self, attention: AttentionTraits, place: Place, norm: str) -> Iterator[Step]:
+        """Yields what follows a query or a key."""
+        heads = place.width // self.depth
+        if self.traits.head_norm:
+            yield NormHeads(place, norm, heads, self.traits.epsilon)
         if attention.theta:
-            yield Rotate(place, _rotation(attention.theta), self.traits.heads)
+            yield Rotate(place, _rotation(attention.theta), heads)
 
     def add_and_norm(self, out: str, x: str, name: str, residual: Place) -> Iterator[Step]:
-        """Yields a product with a residual, and the norm that follows, unless the norms precede."""
+        """Yields a product with a residual, and the norm that follows it or the addition, if there is one."""
+        if self.norm_first and self.norm_last:
+            yield self.multiply("projected", x, name)
+            yield self.norm(out, "projected", name + ".norm", residual)
+            return
         gain = name + ".gain" if self.traits.norm == "no_norm" else None
         yield replace(self.multiply(out, x, name), residual=residual, gain=gain)
-        if self.traits.norm == "layer_norm" and not self.norm_first:
+        if self.norm_last:
             yield self.norm(out, out, name + ".norm")
 
-    def fold_encoder(self, pooling: Pooling) -> None:
+    def fold_encoder(self, pooling: Pooling | Literal["late"] | None) -> None:
+        """Folds the encoder. Without a pooling, its rows stay those of all tokens."""
         traits = self.traits
         self.take_tables()
         if traits.position_bias:
@@ -352,7 +389,7 @@ class _Network:
             self.take_layer(f"layers.{i}.", f"encoder.{name}.")
         attention = traits.attention or (AttentionTraits(),) * len(traits.layers)
         layers = [(f"layers.{names.index(name)}.", own) for name, own in zip(traits.layers, attention, strict=True)]
-        pools = pooling != "cls"
+        pools = pooling not in ("cls", "last")  # of all tokens
         for layer, run in groupby(layers if pools else layers[:-1]):
             self.blocks.append(Block(tuple(self.layer(*layer)), len(list(run))))
         if not pools:
@@ -361,8 +398,8 @@ class _Network:
         if self.norm_first:
             self.take_norm("final_norm", "encoder.norm")
             end.append(self.norm("hidden", "hidden", "final_norm"))
-        if pools:
-            end.append(Read("hidden", "hidden", "max" if pooling == "max" else "mean"))
+        if pooling == "mean" or pooling == "max":
+            end.append(Read("hidden", "hidden", pooling))
         if end:
             self.blocks.append(Block(tuple(end)))
 
@@ -381,26 +418,30 @@ class _Network:
             yield LookUp(to, "embeddings.token_type", "token_type", adds=True)
         if projects_words:
             yield replace(self.multiply("hidden", "words", "embeddings.projection"), residual=to)
-        if traits.norm == "layer_norm":
+        if "embeddings.norm" in self.epsilons:
             yield self.norm(to.value, to.value, "embeddings.norm")
         if traits.projection == "sum":
             yield self.multiply("hidden", "words", "embeddings.projection")
 
     def layer(self, name: str, attention: AttentionTraits, *, reads: bool = False) -> Iterator[Step]:
         """Yields the steps of a layer. If it is the last one, the head `reads` a part of its rows."""
-        traits, width = self.traits, self.sizes.inner
-        query, key, value = Place("query", 0, width), Place("key_value", 0, width), Place("key_value", width, width)
-        residual = Place("query", width, width) if traits.bottleneck else self.place("hidden")
+        traits, width = self.traits, self.sizes.keys
+        query, key, value = (
+            Place("query", 0, self.sizes.attended),
+            Place("key_value", 0, width),
+            Place("key_value", width, width),
+        )
+        residual = Place("query", query.width, query.width) if traits.bottleneck else self.place("hidden")
         if self.kept:
             yield from self.narrow_inputs(name, self.kept, reads=reads)
             key, value = Place("key", 0, width), Place("value", 0, width)
-            residual = Place(f"narrow.{self.kept.residual}", 0, width)
+            residual = Place(f"narrow.{self.kept.residual}", 0, query.width)
         else:
             has_norm = name + "attention_norm.weight" in self.vectors
             x = "normed" if has_norm else "hidden"
             preceding = [self.norm(x, "hidden", name + "attention_norm")] if has_norm else []
-            turn_key = list(self.rotated(attention, key))
-            turn_query = list(self.rotated(attention, query))
+            turn_key = list(self.turned(attention, key, name + "key_norm"))
+            turn_query = list(self.turned(attention, query, name + "query_norm"))
             yield from preceding
             yield self.multiply("key_value", x, name + "key_value")
             if reads:
@@ -415,6 +456,7 @@ class _Network:
             key=key,
             value=value,
             heads=traits.heads,
+            key_heads=self.key_heads,
             causal=traits.causal,
             window=attention.window,
             bias="position_bias" if traits.position_bias else None,
@@ -427,12 +469,12 @@ class _Network:
             if self.norm_first:
                 x = "normed"
                 yield self.norm(x, stream, network + "norm")
-            yield self.multiply("widened", x, network + "inner", None if parts.gated else traits.activation)
-            if parts.gated:
+            yield self.multiply("widened", x, network + "inner", None if parts.gate else traits.activation)
+            if parts.gate:
                 self.widths["gated"] = self.sizes.intermediate
                 yield Gate("gated", "widened", traits.activation)
             yield from self.add_and_norm(
-                stream, "gated" if parts.gated else "widened", network + "outer", self.place(stream)
+                stream, "gated" if parts.gate else "widened", network + "outer", self.place(stream)
             )
         if traits.bottleneck:
             yield from self.add_and_norm("hidden", "inner", name + "leave", self.place("hidden"))
@@ -460,39 +502,61 @@ class _Network:
         yield reading("query", query_key)
 
     def fold_head(self, pooler: str | None, prediction_act: str, embedding: Embedding | None) -> None:
-        if embedding and not embedding.dense:
-            return
-        self.result = "outputs"
-        self.blocks.append(Block(tuple(self.head(pooler, prediction_act, embedding))))
+        if embedding and not embedding.by_vocabulary:
+            steps = tuple(self.vectors_of(embedding))
+        else:
+            self.results = ("outputs",)
+            steps = tuple(self.head(pooler, prediction_act))
+        if embedding and embedding.by_vocabulary:
+            steps = (*steps, Read("outputs", "outputs", "max"))
+        if steps:
+            self.blocks.append(Block(steps))
 
-    def head(self, pooler: str | None, prediction_act: str, embedding: Embedding | None) -> Iterator[Step]:
+    def vectors_of(self, embedding: Embedding) -> Iterator[Step]:
+        """Yields the steps of the head `embedding`, and names their results."""
+        self.results = ("hidden",) if embedding.vector and not embedding.dense else ()
+        parts = {
+            "output": embedding.vector and embedding.dense is not None,
+            "terms": embedding.sparse is not None,
+            "vectors": embedding.multi_vector is not None,
+        }
+        for name in (name for name, is_there in parts.items() if is_there):
+            self.products[f"head.{name}"] = self.product(f"head.{name}")
+            self.results += (f"outputs.{name}",)
+            activation = "tanh" if name == "output" and embedding.dense == "tanh" else None
+            # The vectors of all tokens are too many for an exact product.
+            yield self.multiply(f"outputs.{name}", "hidden", f"head.{name}", activation, exact=name != "vectors")
+
+    def head(self, pooler: str | None, prediction_act: str) -> Iterator[Step]:
         x, inner = "hidden", {"head.transform": prediction_act, "head.pooler": pooler}
         for name, act in inner.items():
             if name + ".weight" in self.weights:
                 x = "transformed"
                 self.products[name] = self.product(name)
                 yield self.multiply(x, "hidden", name, act)
+                if name == "head.pooler" and self.traits.classifier_pooling == "late":
+                    yield Read(x, x, "mean")
         if "head.norm.weight" in self.weights:
             self.take_norm("head.norm", "head.norm")
             yield self.norm(x, x, "head.norm")
         if "head.bias" in self.weights:  # of a language model
-            table = self.words
+            table = self.table
             if "head.extra" in self.weights:
                 table = _beside(table, self.weights["head.extra"])
             self.products["head.decoder"] = Product(table, self.array("head.bias"))
             yield self.multiply("outputs", x, "head.decoder")
             return
         self.products["head.output"] = self.product("head.output")
-        activation = "tanh" if embedding and embedding.dense == "tanh" else None
-        yield self.multiply("outputs", x, "head.output", activation, exact=True)
+        yield self.multiply("outputs", x, "head.output", exact=True)
 
 
 def _check_widths(folded: Folded, multiple: int) -> None:
     """Raises FoldingError if a width inside the network is no multiple of `multiple`."""
     program = folded.program
-    widths = {width for value, width in program.widths.items() if value != "outputs"}
+    widths = {width for value, width in program.widths.items() if value == "hidden" or value not in program.results}
     widths |= {step.query.width // step.heads for step in program if isinstance(step, Attend)}
     widths |= {step.x.width // step.heads // 2 for step in program if isinstance(step, Rotate)}
+    widths |= {step.x.width // step.heads for step in program if isinstance(step, NormHeads)}
     widths |= {product.matrix.shape[1] for product in folded.products.values()}
     for width in sorted(widths):
         if width % multiple:
@@ -503,9 +567,12 @@ def _rotation(theta: float | None) -> str:
     return f"rotation.{theta}"
 
 
+def _times(matrix: Matrix, factor: float) -> Matrix:
+    return Computed(matrix.shape, matrix.dtype, lambda rows: matrix[rows] * factor)
+
+
 def _scale(product: Product, factor: float) -> Product:
-    matrix = product.matrix
-    return Product(Computed(matrix.shape, matrix.dtype, lambda rows: matrix[rows] * factor), product.bias * factor)
+    return Product(_times(product.matrix, factor), product.bias * factor)
 
 
 def _compose(outer: Product, inner: Product) -> Product:
@@ -522,6 +589,8 @@ def _compose(outer: Product, inner: Product) -> Product:
 
 def _stack(*products: Product) -> Product:
     """Returns products of the same x as one."""
+    if len(products) == 1:
+        return products[0]
     parts = [product.matrix for product in products]
     ends = [sum(map(len, parts[: i + 1])) for i in range(len(parts))]
 

@@ -3,13 +3,13 @@
 A head maps hidden states to outputs, (N, H) -> (N, O). It reads only the positions in `focus`. The head
 `classification` reads one token, `token` reads every token, `masked_lm` reads the masked positions, and `causal_lm` the
 tokens before those that it predicts. For the head `embedding`, a position in `focus` stands for its sequence, whose
-tokens are pooled. Shape letters: see `architectures/layers.py`.
+tokens are pooled, or for itself. Shape letters: see `architectures/layers.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,13 +30,16 @@ class Classification(nn.Module):
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if config.pooler else None
         self.act = ACTIVATIONS[config.pooler] if config.pooler else None
         self.norm = _norm(config) if config.traits().classifier_norm else nn.Identity()
+        self.pools_late = config.traits().classifier_pooling == "late"
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.output = nn.Linear(config.hidden_size, width)
 
+    def pooled(self, rows: Tensor) -> Tensor:
+        """Returns what the outputs are made of."""
+        return rows if self.pooler is None or self.act is None else self.norm(self.act(self.pooler(rows)))
+
     def forward(self, rows: Tensor, words: Tensor) -> Tensor:  # noqa: ARG002  # all heads share one signature
-        if self.pooler is not None and self.act is not None:
-            rows = self.norm(self.act(self.pooler(rows)))
-        out: Tensor = self.output(self.dropout(rows))
+        out: Tensor = self.output(self.dropout(rows if self.pools_late else self.pooled(rows)))
         return out
 
 
@@ -86,7 +89,10 @@ class MaskedLM(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """One logit per vocabulary token for the next token, computed with the encoder's own word embeddings."""
+    """One logit per vocabulary token for the next token, computed with the encoder's own word embeddings.
+
+    It is also the masked-LM head of architectures without a map in front of the vocabulary.
+    """
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -97,28 +103,35 @@ class CausalLM(nn.Module):
         return F.linear(rows, words, self.bias)
 
 
-class SentenceVector(nn.Module):
-    """The pooled hidden states, through a dense layer if the model has one (Dense of sentence-transformers)."""
+class Vectors(nn.Module):
+    """The outputs of an embedding model, side by side.
+
+    They are the hidden states, through a dense layer if the model has one (Dense of sentence-transformers), one weight
+    for a sparse vector, and the vector of a token.
+    """
 
     def __init__(self, config: Config, width: int, embedding: Embedding) -> None:
         super().__init__()
         self.pooling: Pooling = embedding.pooling
-        self.width = width if embedding.dense else config.hidden_size
-        self.output = nn.Linear(config.hidden_size, width) if embedding.dense else None
+        several, h = embedding.multi_vector, config.hidden_size
+        own = width - (embedding.sparse is not None) - (several.width if several else 0)
+        self.vector = embedding.vector
+        self.output = nn.Linear(h, own) if embedding.vector and embedding.dense else None
         self.act = torch.tanh if embedding.dense == "tanh" else nn.Identity()
+        self.terms = nn.Linear(h, 1) if embedding.sparse else None
+        self.vectors = nn.Linear(h, several.width) if several else None
 
     def forward(self, rows: Tensor, words: Tensor) -> Tensor:  # noqa: ARG002  # all heads share one signature
-        if self.output is None:
-            return rows
-        out: Tensor = self.act(self.output(rows))
-        return out
+        parts = [rows if self.output is None else self.act(self.output(rows))] if self.vector else []
+        parts += [layer(rows) for layer in (self.terms, self.vectors) if layer is not None]
+        return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 
 
 def _norm(config: Config) -> nn.LayerNorm:
     return nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
 
-def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
+def pool(hidden: Tensor, mask: Tensor, pooling: str) -> Tensor:
     """Returns the mean or the maximum over the tokens of each sequence, (B, S, H) -> (B, H). mask is (B, S)."""
     padding = ~mask[:, :, None]
     if pooling == "max":
@@ -129,12 +142,14 @@ def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
 class Model(nn.Module):
     """An encoder with a head: the network of an artifact."""
 
-    def __init__(self, encoder: Encoder, head: nn.Module) -> None:
+    def __init__(self, encoder: Encoder, head: nn.Module, *, pools_outputs: bool = False) -> None:
+        """With `pools_outputs`, a position in focus stands for the largest outputs of its sequence's tokens."""
         super().__init__()
         self.encoder = encoder
         self.head = head
-        self.pooling: Pooling = "cls"
-        if isinstance(head, SentenceVector):
+        self.pooling: Pooling | Literal["late"] = "cls"
+        self.pools_outputs = pools_outputs
+        if isinstance(head, Vectors):
             self.pooling = head.pooling
         if isinstance(head, Classification):
             self.pooling = encoder.config.traits().classifier_pooling
@@ -148,7 +163,12 @@ class Model(nn.Module):
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         mask = positions[None, :] < lengths[:, None]  # (B, S)
         hidden = self.encoder(input_ids, token_type_ids, mask)  # (B, S, H)
-        if self.pooling == "cls":
+        if self.pools_outputs:
+            outputs: Tensor = self.head(hidden, self.encoder.embeddings.word.weight)  # (B, S, O)
+            return pool(outputs, mask, "max")[focus // input_ids.shape[1]]
+        if isinstance(self.head, Classification) and self.pooling == "late":
+            hidden = self.head.pooled(hidden)
+        if self.pooling in ("cls", "last"):
             rows = hidden.flatten(0, 1)[focus]  # (N, H)
         else:
             rows = pool(hidden, mask, self.pooling)[focus // input_ids.shape[1]]  # (N, H)
@@ -180,14 +200,14 @@ def build(
         case "token":
             layers = TokenOutput(settings, width)
         case "masked_lm":
-            layers = MaskedLM(settings)
+            layers = MaskedLM(settings) if settings.traits().prediction_map else CausalLM(settings)
         case "causal_lm":
             layers = CausalLM(settings)
         case "embedding":
             if embedding is None:
                 raise ValueError("the head embedding needs its pooling")
-            layers = SentenceVector(settings, width, embedding)
-    model = Model(encoder, layers)
+            layers = MaskedLM(settings) if embedding.by_vocabulary else Vectors(settings, width, embedding)
+    model = Model(encoder, layers, pools_outputs=embedding is not None and embedding.by_vocabulary)
     model.apply(_initialise)
     return model
 

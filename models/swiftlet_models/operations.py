@@ -29,6 +29,7 @@ class Operations:
     head: int  # per token that the head reads
     causal: bool = False  # whether a token attends only to itself and the tokens before it
     pools: bool = False  # whether the head reads the mean or the maximum of all tokens
+    token_head: int = 0  # per token: of a head whose outputs are pooled
     windows: tuple[int | None, ...] = ()  # of each layer: as in `program.Attend`; empty: none has any
 
     @classmethod
@@ -56,19 +57,21 @@ class Operations:
         after = sum(layer.values()) - key_value
         if relative := traits.relative:  # a token's products with the table of distances, which is mapped once
             maps = sum(size for name, size in layer.items() if name.startswith("relative_"))
-            met = 2 * relative.span * shapes[first + "key.weight"][0]
+            met = 2 * relative.span * shapes[first + "query.weight"][0]
             key_value, after = key_value + relative.from_positions * met, after - maps + relative.to_positions * met
         by_text = traits.classifier_pooling if "head.pooler.weight" in shapes else "cls"
         pooling = embedding.pooling if embedding else by_text
+        by_vocabulary = embedding is not None and embedding.by_vocabulary
         return cls(
             embedding=sizes.get("encoder.embeddings.projection.weight", 0),
             layers=len(traits.layers),
             key_value=key_value,
             after_key_value=after,
-            attention=2 * shapes[first + "key.weight"][0],
-            head=_head(sizes, shapes),
+            attention=2 * shapes[first + "query.weight"][0],
+            head=0 if by_vocabulary else _head(sizes, shapes),
+            token_head=_head(sizes, shapes) if by_vocabulary else 0,
             causal=traits.causal,
-            pools=pooling != "cls",
+            pools=pooling not in ("cls", "last") or by_vocabulary,
             windows=tuple(part.window for part in traits.attention),
         )
 
@@ -84,7 +87,7 @@ class Operations:
         last = tokens * self.key_value + read * self.after_key_value + last_pairs * self.attention
         inner = (self.layers - 1) * tokens * (self.key_value + self.after_key_value)
         inner += sum(self._pairs(n, n, window) for window in windows for n in lengths) * self.attention
-        return tokens * self.embedding + inner + last + sum(focus_counts) * self.head
+        return tokens * (self.embedding + self.token_head) + inner + last + sum(focus_counts) * self.head
 
     def _pairs(self, length: int, queries: int, window: int | None) -> int:
         """Returns the pairs of one of the last `queries` tokens and a token that it attends to."""
@@ -99,6 +102,6 @@ class Operations:
 
 def _head(sizes: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> int:
     """Returns the multiply-adds of the head per token. The head of a language model multiplies with the word table."""
-    products = ("head.pooler.weight", "head.output.weight", "head.transform.weight", "head.extra")
+    names = ("pooler.weight", "output.weight", "transform.weight", "extra", "terms.weight", "vectors.weight")
     words = sizes["encoder.embeddings.word.weight"] if "head.bias" in shapes else 0
-    return words + sum(sizes.get(name, 0) for name in products)
+    return words + sum(sizes.get(f"head.{name}", 0) for name in names)

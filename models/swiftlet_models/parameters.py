@@ -36,6 +36,8 @@ class Sizes:
     token_types: int  # 0 if the network does not tell them apart
     hidden: int
     inner: int  # the width inside a layer
+    attended: int  # the width of the query
+    keys: int  # the width of the keys, and of the values
     intermediate: int
     outputs: int  # of the head, per position
 
@@ -114,8 +116,14 @@ def check_sizes(config: Config, sizes: Sizes) -> None:
             raise ParametersError(f"{setting} is {stated}, but the parameters have {size}")
     if config.traits().embedding.token_types and getattr(config, "type_vocab_size", 0) != sizes.token_types:
         raise ParametersError(f"type_vocab_size is not {sizes.token_types}, as in the parameters")
-    if sizes.inner % (heads := config.traits().heads):
-        raise ParametersError(f"{heads} heads do not divide the width {sizes.inner}")
+    traits = config.traits()
+    key_heads = traits.key_heads or traits.heads
+    if sizes.attended % traits.heads:
+        raise ParametersError(f"{traits.heads} heads do not divide the width {sizes.attended}")
+    if (stated := getattr(config, "depth", sizes.attended // traits.heads)) * traits.heads != sizes.attended:
+        raise ParametersError(f"a head is {stated} wide, but in the parameters {sizes.attended // traits.heads}")
+    if traits.heads % key_heads or sizes.keys * traits.heads != sizes.attended * key_heads:
+        raise ParametersError(f"{key_heads} heads of keys do not fit {traits.heads} heads of queries")
 
 
 def token_types(manifest: Manifest) -> int | None:
@@ -178,7 +186,7 @@ class _Expected:
         self.config, self.traits, self.given = config, traits, given
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.vocabulary, self.embedding = self._table(_EMBEDDINGS + "word.weight")
-        self.inner = self.hidden = self.embedding
+        self.attended = self.keys = self.inner = self.hidden = self.embedding
         self.intermediate = 0
         if traits.feed_forward and not traits.layers:
             raise ParametersError("the network has no layers")
@@ -186,17 +194,21 @@ class _Expected:
             if not traits.feed_forward:
                 raise ParametersError("the layers have no feed-forward network")
             first = f"encoder.{traits.layers[0]}."
-            entry = f"{traits.bottleneck.residual}.dense" if traits.bottleneck else "query"
-            self.inner, self.hidden = self._table(f"{first}{entry}.weight")
+            self.attended, self.inner = self._table(f"{first}query.weight")
+            self.keys, _ = self._table(f"{first}key.weight")
+            if traits.bottleneck:
+                self.inner, self.hidden = self._table(f"{first}{traits.bottleneck.residual}.dense.weight")
+            else:
+                self.hidden = self.inner
             network = traits.feed_forward[0]
-            self.intermediate = self._table(f"{first}{network.inner}.weight")[0] // (2 if network.gated else 1)
+            self.intermediate = self._table(f"{first}{network.inner}.weight")[0]
         self.rows = self._table(_EMBEDDINGS + "position.weight")[0] if traits.embedding.positions else 0
         self.token_types = self._table(_EMBEDDINGS + "token_type.weight")[0] if traits.embedding.token_types else 0
         self.outputs = 0
         if traits.embedding.positions and self.rows <= traits.embedding.position_offset:
             raise ParametersError("there are no positions")
-        if not traits.bottleneck and self.inner != self.hidden:
-            raise ParametersError("without a bottleneck, the query has another width than the hidden states")
+        if traits.bottleneck and self.attended != self.inner:
+            raise ParametersError("with a bottleneck, the query has another width than the layer")
 
     def sizes(self) -> Sizes:
         offset = self.traits.embedding.position_offset
@@ -207,12 +219,14 @@ class _Expected:
             token_types=self.token_types,
             hidden=self.hidden,
             inner=self.inner,
+            attended=self.attended,
+            keys=self.keys,
             intermediate=self.intermediate,
             outputs=self.outputs,
         )
 
     def add_encoder(self) -> None:
-        traits, h, c = self.traits, self.hidden, self.inner
+        traits, h, c, a = self.traits, self.hidden, self.inner, self.attended
         self._add_embeddings()
         if traits.position_bias:
             self.shapes["encoder.position_bias.weight"] = traits.position_bias.buckets, traits.heads
@@ -221,25 +235,32 @@ class _Expected:
             self.shapes["encoder.relative.weight"] = 2 * relative.span, h
             if relative.norm:
                 self._norm("encoder.relative_norm", h)
-        if traits.norm_position == "before":
+        if traits.norm_position != "after":
             self._norm("encoder.norm", h)
         bottleneck = traits.bottleneck
         for name in dict.fromkeys(traits.layers):
             layer = f"encoder.{name}."
             for part in ("query", "key", "value"):
                 read = (bottleneck.value if part == "value" else bottleneck.query_key) if bottleneck else None
-                self._linear(layer + part, c, c if read else h)
+                self._linear(layer + part, a if part == "query" else self.keys, c if read else h)
             if relative and not relative.shared:
                 for part, exists in (("key", relative.to_positions), ("query", relative.from_positions)):
                     if exists:
-                        self._linear(f"{layer}relative_{part}", c, h)
-            self._linear(layer + "output", c, c)
+                        self._linear(f"{layer}relative_{part}", a, h)
+            if traits.head_norm:
+                for part in ("query", "key"):
+                    self.shapes[f"{layer}{part}_norm.weight"] = (a // traits.heads,)
+            self._linear(layer + "output", c, a)
             if traits.first_norm or name != traits.layers[0]:
                 self._norm(layer + "attention_norm", c)
             for network in traits.feed_forward:
-                self._linear(layer + network.inner, self.intermediate * (2 if network.gated else 1), c)
+                for part in filter(None, (network.gate, network.inner)):
+                    self._linear(layer + part, self.intermediate, c)
                 self._linear(layer + network.outer, c, self.intermediate)
                 self._norm(layer + network.norm, c)
+            if traits.norm_position == "around":
+                for product in ("output", *(network.outer for network in traits.feed_forward)):
+                    self._norm(f"{layer}{product}_norm", c)
             if bottleneck:
                 for inner in {bottleneck.residual, bottleneck.query_key, bottleneck.value} - {None}:
                     self._linear(f"{layer}{inner}.dense", c, h)
@@ -266,10 +287,12 @@ class _Expected:
 
     def add_head(self, head: Head, embedding: Embedding | None) -> None:
         h = self.hidden
+        if embedding and embedding.by_vocabulary:
+            head = "masked_lm"
         if head in ("masked_lm", "causal_lm"):
             self.outputs = self.vocabulary
             self.shapes["head.bias"] = (self.vocabulary,)
-            if head == "causal_lm":
+            if head == "causal_lm" or not self.traits.prediction_map:
                 if self.embedding != h:
                     raise ParametersError("the words have another width than the layers")
                 return
@@ -279,8 +302,8 @@ class _Expected:
             if width != self.embedding:
                 self.shapes["head.extra"] = self.vocabulary, width - self.embedding
             return
-        if head == "embedding" and not (embedding and embedding.dense):
-            self.outputs = h
+        if head == "embedding" and embedding:
+            self._add_vectors(embedding)
             return
         if head == "classification" and self.config.pooler:
             self._linear("head.pooler", h, h)
@@ -290,6 +313,18 @@ class _Expected:
             self._norm("head.norm", h)
         self.outputs, _ = self._table("head.output.weight")
         self._linear("head.output", self.outputs, h)
+
+    def _add_vectors(self, embedding: Embedding) -> None:
+        if embedding.vector:
+            self.outputs, _ = self._table("head.output.weight") if embedding.dense else (self.hidden, 0)
+            if embedding.dense:
+                self._linear("head.output", self.outputs, self.hidden)
+        if embedding.sparse:
+            self.outputs += 1
+            self._linear("head.terms", 1, self.hidden)
+        if embedding.multi_vector:
+            self.outputs += embedding.multi_vector.width
+            self._linear("head.vectors", embedding.multi_vector.width, self.hidden)
 
     def _table(self, name: str) -> tuple[int, int]:
         """Returns the shape of a given parameter, which must have two dimensions."""
@@ -304,4 +339,6 @@ class _Expected:
         self.shapes |= {name + ".weight": (outputs, inputs), name + ".bias": (outputs,)}
 
     def _norm(self, name: str, width: int) -> None:
-        self.shapes |= {name + ".weight": (width,), name + ".bias": (width,)}
+        self.shapes[name + ".weight"] = (width,)
+        if self.traits.norm != "rms_norm":
+            self.shapes[name + ".bias"] = (width,)

@@ -2,7 +2,8 @@
 
 A step computes a value from values, for each row by itself. Only two kinds of steps read other rows: `Attend`, and a
 `Read` that pools. A value (rows, width) has a name, and a later step may replace it. In front of the program's one
-`Read`, the rows are the T tokens of a batch, and after it the N positions that the head reads.
+`Read`, the rows are the T tokens of a batch, and after it the N positions that the head reads. The read is mostly in
+front of the head, and behind it where outputs are pooled.
 
 Tables, matrices and norms are named as in `Folded` (`swiftlet_models/folding.py`), which makes programs. An engine
 knows steps, and neither architectures nor traits.
@@ -57,11 +58,27 @@ class Multiply:
 
 @dataclass(frozen=True)
 class Norm:
-    """out = LayerNorm(x)."""
+    """out = LayerNorm(x), or RMSNorm(x), plus a residual if there is one.
+
+    RMSNorm divides by the root mean square and has no bias (Zhang and Sennrich 2019, arXiv:1910.07467).
+    """
 
     out: str
     x: str
     norm: str
+    epsilon: float
+    centres: bool = True
+    """Whether it is a LayerNorm."""
+    residual: Place | None = None
+
+
+@dataclass(frozen=True)
+class NormHeads:
+    """Replaces each head's columns of a value by their RMSNorm."""
+
+    x: Place
+    norm: str  # a vector (D,)
+    heads: int
     epsilon: float
 
 
@@ -100,13 +117,18 @@ class Relative:
 
 @dataclass(frozen=True)
 class Attend:
-    """out = attention. The query is scaled. Keys and values are those of all tokens of the row's sequence."""
+    """out = attention. The query is scaled. Keys and values are those of all tokens of the row's sequence.
+
+    Each of `key_heads` heads of keys and values serves heads / key_heads heads of the query, which follow each other
+    (Ainslie et al. 2023, arXiv:2305.13245).
+    """
 
     out: str
     query: Place
     key: Place
     value: Place
     heads: int
+    key_heads: int
     causal: bool = False  # whether a token attends only to itself and the tokens before it
     window: int | None = None  # a token attends to tokens at a distance of at most window // 2; None: to all
     bias: str | None = None  # a vector (heads, 2 P - 1): the distance d from a query to a key has the column P - 1 + d
@@ -122,7 +144,7 @@ class Read:
     how: How = "focus"
 
 
-Step = LookUp | Multiply | Norm | Gate | Rotate | Attend | Read
+Step = LookUp | Multiply | Norm | NormHeads | Gate | Rotate | Attend | Read
 
 
 @dataclass(frozen=True)
@@ -139,8 +161,8 @@ class Program:
 
     blocks: tuple[Block, ...]
     widths: Mapping[str, int]  # of the values
-    result: str
-    """The value that holds the outputs after the last step."""
+    results: tuple[str, ...]
+    """The values that hold the outputs after the last step, side by side."""
 
     def __iter__(self) -> Iterator[Step]:
         """Yields every step once, also those of a block that runs several times."""
@@ -168,7 +190,7 @@ def joined(program: Program) -> Program:
         for i, (first, second) in enumerate(pairwise(steps)):
             if not isinstance(first, Multiply) or not isinstance(second, Multiply):
                 continue
-            if _may_join(first, second, program.result, (*steps[:i], *steps[i + 2 :])):
+            if _may_join(first, second, program.results, (*steps[:i], *steps[i + 2 :])):
                 both = replace(
                     first, out=f"{first.out}{JOIN}{second.out}", product=f"{first.product}{JOIN}{second.product}"
                 )
@@ -181,19 +203,19 @@ def joined(program: Program) -> Program:
     return replace(program, blocks=blocks, widths=widths)
 
 
-def _may_join(first: Multiply, second: Multiply, result: str, others: Sequence[Step]) -> bool:
+def _may_join(first: Multiply, second: Multiply, results: Sequence[str], others: Sequence[Step]) -> bool:
     plain, outputs = Multiply("", first.x, ""), {first.out, second.out}
     if any(replace(step, out="", product="") != plain for step in (first, second)):
         return False
-    if first.out in (first.x, second.out) or result in outputs:
+    if first.out in (first.x, second.out) or not outputs.isdisjoint(results):
         return False
-    others = [step for step in others if not isinstance(step, Rotate)]
+    others = [step for step in others if not isinstance(step, NormHeads | Rotate)]
     return not any(output(step) in outputs or getattr(step, "x", None) in outputs for step in others)
 
 
 def output(step: Step) -> str:
     """Returns the name of the value that a step computes."""
-    if isinstance(step, Rotate):
+    if isinstance(step, NormHeads | Rotate):
         return step.x.value
     return step.out.value if isinstance(step, LookUp) else step.out
 
@@ -204,11 +226,11 @@ def _moved(step: Step, value: str, starts: Mapping[str, int]) -> Step:
     def move(place: Place) -> Place:
         return Place(value, starts[place.value] + place.first, place.width) if place.value in starts else place
 
-    if isinstance(step, Rotate):
+    if isinstance(step, NormHeads | Rotate):
         return replace(step, x=move(step.x))
     if isinstance(step, Attend):
         return replace(step, query=move(step.query), key=move(step.key), value=move(step.value))
-    if isinstance(step, Multiply) and step.residual is not None:
+    if isinstance(step, Multiply | Norm) and step.residual is not None:
         return replace(step, residual=move(step.residual))
     return step
 

@@ -1,20 +1,23 @@
 """Reads the description of a sentence-transformers directory: pooling, normalisation, length, prompts and activation.
 
-`modules.json` lists the modules of an embedding model. Supported are a Transformer, then Pooling, then optionally
-Dense, then optionally Normalize. The Transformer is a checkpoint of transformers, which `convert.py` reads. A
+`modules.json` lists the modules of an embedding model. Supported are a Transformer, then Pooling, then any number of
+Dense, of which only the last may have an activation, then optionally Normalize; a Transformer and SpladePooling; and a
+Transformer with Dense (ColBERT). The Transformer is a checkpoint of transformers, which `convert.py` reads. A
 CrossEncoder is a checkpoint whose configuration names the activation of its only output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from swiftlet_models.artifact import Dense, Embedding, Pooling, Problem
+from swiftlet_models import vector_forms
+from swiftlet_models.artifact import Dense, Embedding, Pooling, PoolingOption, Problem
 from swiftlet_models.checkpoint_tensors import ConversionError, open_tensors, read_object
 from swiftlet_models.checkpoint_tokenizer import read_limits
 from swiftlet_models.tensors import Weights
@@ -28,7 +31,7 @@ LENGTHS: Final = tuple(
 
 _CLASSIFIER: Final = ("Transformer", "LogitScore")  # the modules of a CrossEncoder
 
-_POOLINGS: Final[Mapping[str, Pooling]] = {"cls": "cls", "mean": "mean", "max": "max"}
+_POOLINGS: Final[Mapping[str, Pooling]] = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 _FLAGS: Final = {  # settings of older versions, one for each pooling
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -61,10 +64,17 @@ class SentenceEncoder:
 
 def is_encoder(directory: Path) -> bool:
     """Returns whether a directory holds a model of sentence-transformers that makes vectors, of any kind."""
-    return (directory / MODULES).is_file() and any(kind not in _CLASSIFIER for kind, _ in read_modules(directory))
+    if not (directory / MODULES).is_file():
+        return vector_forms.is_stanford(directory)
+    return any(kind not in _CLASSIFIER for kind, _ in read_modules(directory))
 
 
-def read_encoder(directory: Path, pooling: Pooling | None = None) -> SentenceEncoder:
+def named_pooling(embedding: Embedding) -> PoolingOption:
+    """Returns the pooling that makes a checkpoint of transformers this embedding model."""
+    return "splade" if embedding.by_vocabulary else embedding.pooling
+
+
+def read_encoder(directory: Path, pooling: PoolingOption | None = None) -> SentenceEncoder:
     """Reads an embedding model. `pooling` is for a directory that does not name one, a checkpoint of transformers.
 
     Raises:
@@ -73,30 +83,76 @@ def read_encoder(directory: Path, pooling: Pooling | None = None) -> SentenceEnc
     if not is_encoder(directory):
         if pooling is None:
             raise ConversionError(f"the directory has no {MODULES}; choose a pooling with --pooling.")
-        return SentenceEncoder(directory, Embedding(pooling), read_limits(directory).max_tokens)
+        limit = read_limits(directory).max_tokens
+        if pooling == "splade":
+            return SentenceEncoder(directory, vector_forms.SPLADE, limit)
+        return _with_heads(SentenceEncoder(directory, Embedding(pooling), limit))
     if pooling is not None:
         raise ConversionError(f"{MODULES} sets the pooling, so --pooling is not allowed.")
+    if vector_forms.is_stanford(directory):
+        return _stanford(directory)
     modules = read_modules(directory)
     kinds = [kind for kind, _ in modules]
-    allowed = ["Transformer", "Pooling", *(kind for kind in ("Dense", "Normalize") if kind in kinds)]
+    if kinds in (["Transformer", "SpladePooling"], ["MLMTransformer", "SpladePooling"]):
+        prompts, default = read_prompts(directory)
+        sparse, checkpoint = vector_forms.read_splade(modules[1][1]), modules[0][1]
+        embedding = replace(vector_forms.SPLADE, sparse=sparse, prompts=prompts, default_prompt=default)
+        return SentenceEncoder(checkpoint, embedding, _max_tokens(checkpoint))
+    if kinds[:2] == ["Transformer", "Dense"] and {*kinds[1:]} == {"Dense"}:
+        return _late_interaction(directory, [path for _, path in modules])
+    dense = [path for kind, path in modules if kind == "Dense"]
+    allowed = ["Transformer", "Pooling", *["Dense"] * len(dense), *(["Normalize"] if "Normalize" in kinds else [])]
     for kind in kinds:
         if kind not in allowed:
             raise ConversionError(
-                f"{MODULES}: the module {kind} is not supported, only Transformer, Pooling, Dense and Normalize are."
+                f"{MODULES}: the module {kind} is not supported, only Transformer, Pooling, SpladePooling, Dense and "
+                "Normalize are."
             )
     if kinds != allowed:
         raise ConversionError(f"{MODULES}: the modules {', '.join(kinds)} are not supported in this order.")
     checkpoint = modules[0][1]
     prompts, default = read_prompts(directory)
-    dense, parameters = _dense(modules[2][1]) if "Dense" in kinds else (None, {})
+    activation, parameters = _dense(dense) if dense else (None, {})
     embedding = Embedding(
         pooling=_pooling(modules[1][1], has_prompts=any(prompts.values())),
         normalize="Normalize" in kinds,
-        dense=dense,
+        dense=activation,
         prompts=prompts,
         default_prompt=default,
     )
-    return SentenceEncoder(checkpoint, embedding, _max_tokens(checkpoint), parameters)
+    return _with_heads(SentenceEncoder(checkpoint, embedding, _max_tokens(checkpoint), parameters))
+
+
+def _with_heads(encoder: SentenceEncoder) -> SentenceEncoder:
+    """Returns a model with the matrices for other forms than a vector that lie beside its checkpoint."""
+    sparse, several, weights = vector_forms.read_m3_heads(encoder.checkpoint)
+    embedding = replace(encoder.embedding, sparse=sparse, multi_vector=several)
+    if weights and embedding.pooling != "cls":
+        raise ConversionError(f"beside {' or '.join(vector_forms.HEADS)}, only the pooling cls is supported.")
+    return replace(encoder, embedding=embedding, dense={**encoder.dense, **weights})
+
+
+def _late_interaction(directory: Path, paths: Sequence[Path]) -> SentenceEncoder:
+    """Reads a ColBERT of PyLate."""
+    checkpoint, *dense = paths
+    activation, parameters = _dense(dense, of_tokens=True)
+    if activation != "identity":
+        raise ConversionError("the Dense module of a ColBERT has an activation, which is not supported.")
+    weights = {name.replace("output", "vectors"): weight for name, weight in parameters.items()}
+    width = len(weights["head.vectors.weight"])
+    embedding = vector_forms.late_interaction(checkpoint, _optional(directory / SETTINGS), width)
+    return SentenceEncoder(checkpoint, embedding, read_limits(checkpoint).max_tokens, weights)
+
+
+def _stanford(directory: Path) -> SentenceEncoder:
+    with open_tensors(directory) as tensors:
+        weight = tensors.get("linear.weight")
+        if weight is None or len(weight.shape) != 2:
+            raise ConversionError("the ColBERT has no matrix linear.weight.")
+        width = weight.shape[0]
+    embedding = vector_forms.read_stanford(directory, width)
+    bias = {"head.vectors.bias": np.zeros(width, np.float32)}
+    return SentenceEncoder(directory, embedding, read_limits(directory).max_tokens, bias)
 
 
 def cross_encoder_problem(directory: Path) -> Problem:
@@ -139,23 +195,38 @@ def _pooling(directory: Path, *, has_prompts: bool) -> Pooling:
     return _POOLINGS[names[0]]
 
 
-def _dense(directory: Path) -> tuple[Dense, Weights]:
+def _dense(directories: Sequence[Path], *, of_tokens: bool = False) -> tuple[Dense, Weights]:
+    """Reads Dense modules as one. Maps without an activation between them are one map, which is computed in fp64."""
+    *first, (activation, weight, bias) = (_one_dense(path, of_tokens=of_tokens) for path in directories)
+    for earlier, inner, inner_bias in reversed(first):
+        if earlier != "identity":
+            raise ConversionError("a Dense module with an activation is followed by another, which is not supported.")
+        if inner.shape[0] != weight.shape[1]:
+            raise ConversionError("the Dense modules do not fit together.")
+        wide = weight.astype(np.float64)
+        weight, bias = wide @ inner, wide @ inner_bias + bias
+    return activation, {
+        "head.output.weight": weight.astype(np.float32, copy=False),
+        "head.output.bias": bias.astype(np.float32, copy=False),
+    }
+
+
+def _one_dense(
+    directory: Path, *, of_tokens: bool
+) -> tuple[Dense, NDArray[np.floating[Any]], NDArray[np.floating[Any]]]:
     config = read_object(directory / "config.json")
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise ConversionError("the activation of the Dense module is not supported, only Tanh and Identity are.")
-    plain = config.get("module_input_name", "sentence_embedding") == "sentence_embedding"
-    if config.get("use_residual") or not plain or config.get("module_output_name") not in (None, "sentence_embedding"):
+    plain = {config.get(f"module_{side}_name") for side in ("input", "output")} <= {None, "sentence_embedding"}
+    if config.get("use_residual") or not (plain or of_tokens):  # PyLate's class reads tokens, whatever it says
         raise ConversionError("the Dense module has a residual or reads other features, which is not supported.")
     with open_tensors(directory) as tensors:
         weight = tensors.get("linear.weight")
         if weight is None or len(weight.shape) != 2:
             raise ConversionError("the Dense module has no matrix linear.weight.")
         bias = tensors.get("linear.bias", np.zeros(len(weight), np.float32))
-        return _ACTIVATIONS[activation], {
-            "head.output.weight": np.asarray(weight),
-            "head.output.bias": np.asarray(bias),
-        }
+        return _ACTIVATIONS[activation], np.asarray(weight), np.asarray(bias)
 
 
 def read_prompts(directory: Path) -> tuple[dict[str, str], str | None]:

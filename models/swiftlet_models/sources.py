@@ -26,6 +26,8 @@ WEIGHTS: Final = (  # of a checkpoint that can be imported
     "pytorch_model.bin.index.json",
 )
 ONNX: Final = ("model.onnx", "onnx/model.onnx")  # weights, if there are no others
+GLINER: Final = "gliner_config.json"  # in place of a config.json
+GLICLASS: Final = "GLiClass"  # the model_type
 HUB_NAME: Final = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 HUB_URL: Final = re.compile(r"(?:https?://)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/.*)?", re.ASCII)
 STEP: Final = re.compile(r"checkpoint-(\d+)")  # a directory that the Trainer of transformers writes
@@ -114,9 +116,18 @@ def refusal(name: str) -> str | None:
         return f"{name} is an artifact already. {_serve(name)}"
     if source.kind == "other":
         return f"{name} is {source.what}. {source.next_step}"
+    if labelling_of(Path(name)):
+        return None
     if "model_type" in (config := read_config(Path(name) / "config.json")):
         return None if config["model_type"] == STATIC else architectures.refusal(config["model_type"])
     return None
+
+
+def labelling_of(directory: Path) -> Literal["gliner_config.json", "GLiClass"] | None:
+    """Returns whether a directory holds a checkpoint of GLiNER or of GLiClass; None: of neither."""
+    if (directory / GLINER).is_file():
+        return GLINER
+    return GLICLASS if read_config(directory / "config.json").get("model_type") == GLICLASS else None
 
 
 def named_head(config: Mapping[str, Any]) -> tuple[str, Head] | None:
@@ -149,6 +160,8 @@ def _directory(path: Path) -> Source:
         return Source("artifact", "an artifact", "")
     if "adapter_config.json" in names:
         return Source("checkpoint", "an adapter of PEFT (LoRA)", _serve(path))
+    if GLINER in names:
+        return Source("checkpoint", "a checkpoint of GLiNER", _serve(path))
     if "config.json" in names or "modules.json" in names:
         return _checkpoint(path, names)
     steps = sorted((int(match[1]), match[0]) for name in names if (match := STEP.fullmatch(name)))

@@ -19,6 +19,8 @@ def infer_task(directory: Path, source: str, settings: Mapping[str, Any] | None 
     Raises:
         ConversionError: the files do not tell the task, or cannot be read.
     """
+    if labelled := sources.labelling_of(directory):
+        return "entities" if labelled == sources.GLINER else "zero-shot"
     if setfit.is_classifier(directory):
         return "classify"
     if static_embeddings.is_static(directory) or sentence_transformers.is_encoder(directory):

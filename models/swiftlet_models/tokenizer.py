@@ -66,6 +66,12 @@ class Encoding:
     focus: Ids  # (F,): positions that the head reads
     text_index: int = field(default=0, kw_only=True)  # of the text, or the pair, among those that were encoded
     left_out: int = field(default=0, kw_only=True)  # tokens of the text, or the pair, that were cut off
+    attended: int | None = field(default=None, kw_only=True)  # tokens that tokens attend to, the first ones; None: all
+
+    @property
+    def attends_to(self) -> int:
+        """The number of tokens, from the first one on, that tokens attend to."""
+        return len(self.input_ids) if self.attended is None else self.attended
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,6 +323,17 @@ class Tokenizer:
             encodings = self._text.encode_batch(list(texts), add_special_tokens=False)
         return [_tokens(encoding, max_tokens, from_left=self._from_left) for encoding in encodings]
 
+    def words(self, words: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of each word, which is tokenised by itself (`is_split_into_words` of transformers)."""
+        if not words:
+            return []
+        with library_calls():
+            (encoding,) = self._text.encode_batch([list(words)], is_pretokenized=True, add_special_tokens=False)
+        ids: list[list[int]] = [[] for _ in words]
+        for number, word in zip(encoding.ids, encoding.word_ids, strict=True):
+            ids[word or 0].append(number)  # it is never None without special tokens
+        return ids
+
     def max_context_tokens(self, question: TokenizedText, max_tokens: int) -> int:
         """Returns how many context tokens fit beside a question. The result may be negative."""
         return max_tokens - self.special_count(pair=True) - len(question)
@@ -334,7 +351,11 @@ class Tokenizer:
 
     def sequence(self, text: TokenizedText) -> tuple[Ids, Ids, int]:
         """Returns a text with its special tokens: input ids, token type ids, and the position of its first token."""
-        input_ids, token_type_ids, (start,) = self._assemble([text.ids])
+        return self.wrap(text.ids)
+
+    def wrap(self, ids: Sequence[int] | Ids) -> tuple[Ids, Ids, int]:
+        """Returns the ids of a text with special tokens around them, as `sequence` does."""
+        input_ids, token_type_ids, (start,) = self._assemble([ids])
         return input_ids, token_type_ids, start
 
     def chunks(self, text: TokenizedText, text_index: int, size: int, stride: int) -> list[Chunk]:

@@ -20,7 +20,7 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from swiftlet_models.artifact import Precision
+from swiftlet_models.artifact import HEAD, Artifact, Precision
 from swiftlet_models.graphs.reader import initializers
 from swiftlet_models.tensors import (
     FLOATS,
@@ -72,6 +72,15 @@ def read_weights(path: Path) -> dict[str, Floats]:
     """
     with open_weights(path) as weights:
         return {name: np.asarray(weight) for name, weight in weights.items()}
+
+
+def read_head(artifact: Artifact) -> dict[str, Floats] | None:
+    """Returns the parameters of an artifact's head behind the network; None if it has none.
+
+    Raises:
+        WeightsError: as `open_weights`.
+    """
+    return read_weights(artifact.file(HEAD)) if artifact.manifest.labelling else None
 
 
 def read_header(file: IO[bytes]) -> dict[str, Tensor]:

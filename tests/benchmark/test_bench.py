@@ -20,6 +20,7 @@ from swiftlet_serve.types import Batch
 from tests.support import native_kernels
 from tests.support import networks as small_networks
 from tests.support.sentence_checkpoints import save_encoder
+from tests.support.tiers import first
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_openvino_multiplies_with_constant_weights(tmp_path):
     assert "Transpose" not in sources
 
 
-@pytest.mark.parametrize("bits", ["", "_bf16"])
+@pytest.mark.parametrize("bits", first(["", "_bf16"], ""))
 def test_sentence_transformers_computes_the_vectors_before_they_are_normalised(tmp_path, bits):
     save_encoder(tmp_path)
     artifact, _ = import_checkpoint(

@@ -167,6 +167,7 @@ FAULT_MIN = 60
 
 
 @needs_prometheus
+@pytest.mark.exhaustive  # alerts.yml has all alerts
 def test_alerts_fire_on_faults_of_a_live_server_and_only_then(artifact_dir, tmp_path):
     """The server is healthy, broken, slow, overloaded, without worker processes and down.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,7 @@ from swiftlet_serve.engines.torch import PaddedTorch, RaggedTorch
 from swiftlet_serve.types import Batch, Engine
 from tests.support.checkpoints import randomise, relative_error
 from tests.support.native_kernels import CONFIGS, best, encoding, weights
+from tests.support.tiers import first
 
 CPU = torch.device("cpu")
 FP32 = 3e-6
@@ -87,9 +89,16 @@ RAGGED: dict[str, tuple[Callable[[Folded], Engine], float]] = {
 }
 
 
+# Each architecture with every second kind, and each kind with half of the architectures.
+MANY = itertools.product(ARCHITECTURES, range(len(KINDS)))
+every = pytest.mark.parametrize(
+    ("architecture", "kind"),
+    first(MANY, *((name, k) for i, name in enumerate(ARCHITECTURES) for k in range(i % 2, 5, 2))),
+)
+
+
 @pytest.mark.parametrize("engine", RAGGED)
-@pytest.mark.parametrize("kind", range(len(KINDS)), ids=IDS)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@every
 def test_engine_pools_the_tokens_of_each_sequence(architecture: str, kind: int, engine: str) -> None:
     create, off = RAGGED[engine]
     rows = rows_of(create(folded(architecture, kind)), MIXED)
@@ -98,8 +107,7 @@ def test_engine_pools_the_tokens_of_each_sequence(architecture: str, kind: int, 
     assert relative_error(rows, expected(architecture, kind, MIXED)) <= off
 
 
-@pytest.mark.parametrize("kind", range(len(KINDS)), ids=IDS)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@every
 def test_native_computes_a_vector_in_a_batch_as_alone_to_the_bit(architecture: str, kind: int) -> None:
     engine = Native(best(), folded(architecture, kind))
     for one, row in zip(MIXED, engine.run(Batch.of(MIXED)), strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import platform
 import subprocess
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,7 @@ from tests.support.native_kernels import (
     weights,
 )
 from tests.support.remote import EXTENSIONS, Remote, compile_program, emulator
+from tests.support.tiers import first, first_of_each
 
 # Relative RMS errors on networks whose activations are near 1. Measured in int8: 0.01 to 0.04, in bf16: 0.002 to 0.006.
 TOLERANCE: dict[Precision, float] = {"int8": 0.08, "bf16": 3 / 256}  # a number in bf16 is rounded by up to 1 / 512
@@ -88,7 +91,8 @@ SERVING = native.best()
 INTEL = [name for name in ("amx", "avx512bf16", "avx512vnni", "avxvnni") if SERVING is None or name != SERVING.kernel]
 
 
-@pytest.fixture(scope="module", params=["own", *INTEL, *EXTENSIONS])
+# AMX has tiles and all instructions of AVX-512, and `neon_i8mm` all of ARM.
+@pytest.fixture(scope="module", params=first(["own", *INTEL, *EXTENSIONS], "own", INTEL[0], "neon_i8mm"))
 def pair(request, tmp_path_factory) -> Iterator[Pair]:
     """The kernels that serve on this CPU, and Intel's and ARM's other kernels, each with reference kernels."""
     directory = tmp_path_factory.mktemp("native")
@@ -312,7 +316,7 @@ def test_native_computes_networks_without_positions_and_with_windows(name):
 @pytest.mark.parametrize(
     ("architecture", "task", "precision"),
     [
-        *((*one, "int8") for one in NETWORKS),
+        *first_of_each(((*one, "int8") for one in NETWORKS), itemgetter(0)),
         *((*one, "bf16") for one in (("mobilebert", "fill-mask"), ("mpnet", "qa"))),
     ],
 )
@@ -331,8 +335,9 @@ def encodings(draw: st.DrawFn):
     return encoding(length, focus, draw(st.integers(0, 1000)))
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("architecture", CONFIGS)
+@pytest.mark.parametrize(
+    ("architecture", "precision"), first_of_each(itertools.product(CONFIGS, PRECISIONS), itemgetter(0))
+)
 @given(batch=st.lists(encodings(), min_size=1, max_size=7))
 def test_native_computes_a_row_in_a_batch_as_alone_bit_by_bit(architecture, precision, batch):
     network = engine(architecture, "qa", precision)
@@ -449,6 +454,8 @@ INVALID_BATCHES = {
         candidate_offsets=lambda _: np.array([0, 0, 3, 3]),
     ),
     "a candidate offset too few": changed(candidate_offsets=lambda array: array[:-1]),
+    "nothing to attend to": changed(attended=set_item(0, 0)),
+    "more to attend to than there is": changed(attended=lambda array: array + 1),
     "no sequences": Batch(*[np.zeros(int(name.endswith("offsets")), np.int64) for name in vars(BATCH)]),
     "no offsets": Batch(*[np.zeros(0, np.int64)] * len(vars(BATCH))),
     "a sequence that is too long": Batch.of([encoding(POSITIONS + 1, [0], 1)]),
@@ -505,7 +512,7 @@ def poisoned(network: Folded, name: str, at: int, wrong: float) -> Folded:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("wrong", [np.nan, np.inf], ids=str)
+@pytest.mark.parametrize("wrong", first([np.nan, np.inf], np.nan))
 def test_number_that_is_not_finite_reaches_the_outputs_from_every_step(pair, wrong, precision, monkeypatch):
     """As if memory had been damaged: loading refuses such parameters. Every position that is read is affected."""
     monkeypatch.setattr(native, "finite", partial(np.ascontiguousarray, dtype=np.float32))
@@ -662,7 +669,7 @@ def test_best_prefers_the_kernel_of_the_environment_variable(monkeypatch):
 @pytest.mark.parametrize(
     ("cpu", "has"), [("cortex-a57", []), ("neoverse-n1", ["neon"]), ("max", ["neon", "neon_i8mm"])]
 )
-@pytest.mark.parametrize("kernel", EXTENSIONS)
+@pytest.mark.parametrize("kernel", first(EXTENSIONS, "neon_i8mm"))
 def test_arm_kernels_are_supported_if_the_cpu_has_their_instructions(arm, kernel, cpu, has):
     with Remote(emulator(), "-cpu", cpu, str(arm(kernel))) as library:
         assert (library.kernel, library.supported) == (kernel, kernel in has)
@@ -830,7 +837,7 @@ def test_columns_of_a_value_that_another_segment_wrote_are_kept():
     twice = Product(np.tile(np.eye(16, dtype=np.float32), 2), np.zeros(16, np.float32))
     first = LookUp(Place("x", 0, 16), WORDS, "word")
     rest = LookUp(Place("x", 16, 16), WORDS, "word"), Multiply("y", "x", "twice"), Read("y", "y")
-    program = Program((Block((first,)), Block(rest)), {"x": 32, "y": 16}, "y")
+    program = Program((Block((first,)), Block(rest)), {"x": 32, "y": 16}, ("y",))
     engine = Native(best(), Folded(program, 16, 300, words, {"twice": twice}))
     ids = np.random.default_rng(1).integers(0, 9, 200)
     (rows,) = engine.run(Batch.of([Encoding(ids, np.zeros(200, np.int64), np.arange(200))]))
@@ -919,11 +926,12 @@ def test_native_passes_the_sanitizers(own_sanitized, tmp_path):
     assert result.stdout == f"{own_sanitized} passed\n{tiles} passed\n", result.stderr
 
 
-def test_native_refuses_or_runs_hostile_artifacts(own_sanitized):
+@pytest.mark.parametrize("count", first([100, 500], 100))
+def test_native_refuses_or_runs_hostile_artifacts(own_sanitized, count):
     """Without a sanitizer's report, an undocumented exception, a hang, or memory out of proportion."""
-    report = fuzz(own_sanitized, first=0, count=500)
+    report = fuzz(own_sanitized, first=0, count=count)
 
     assert report.failures == []
-    assert report.count == 500
-    shares = {part: sum(n for name, n in report.outcomes.items() if part in name) / 500 for part in PARTS}
+    assert report.count == count
+    shares = {part: sum(n for name, n in report.outcomes.items() if part in name) / count for part in PARTS}
     assert all(share > PARTS[part] for part, share in shares.items()), shares

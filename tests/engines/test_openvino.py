@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from operator import itemgetter
 from threading import Barrier
 
 import numpy as np
@@ -15,19 +15,10 @@ from swiftlet_serve.engines.openvino import OpenVino, create
 from swiftlet_serve.inference.loading import load_model
 from swiftlet_serve.types import Batch
 from tests.support.checkpoints import relative_error
-from tests.support.networks import NETWORKS, answers, draft, encodings, make
+from tests.support.networks import NETWORKS, answers, encodings
+from tests.support.tiers import first_of_each
 
-each = pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-
-
-@pytest.fixture(scope="module")
-def artifact_dir(tmp_path_factory) -> Path:
-    """Artifacts of each network in int8 and fp32. Tests must not change them."""
-    directory = tmp_path_factory.mktemp("openvino")
-    for architecture, task in NETWORKS:
-        for precision in ("int8", "fp32"):
-            make(directory / precision, draft(architecture, task, precision))
-    return directory
+each = pytest.mark.parametrize(("architecture", "task"), first_of_each(NETWORKS, itemgetter(0)))
 
 
 def tolerance(engine: OpenVino) -> float:
@@ -44,8 +35,8 @@ def joined(parts: list[np.ndarray]) -> torch.Tensor:
 
 
 @each
-def test_openvino_computes_the_rows_of_onnx_runtime(artifact_dir, architecture, task):
-    artifact = open_artifact(artifact_dir / "fp32" / f"{architecture}-{task}")
+def test_openvino_computes_the_rows_of_onnx_runtime(released, architecture, task):
+    artifact = open_artifact(released(architecture, task, "fp32"))
     engine = create(artifact, threads=1)
 
     assert relative_error(joined(rows(engine, task)), answers(artifact, "onnx_cpu")) <= tolerance(engine)
@@ -53,16 +44,16 @@ def test_openvino_computes_the_rows_of_onnx_runtime(artifact_dir, architecture, 
 
 @each
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
-def test_openvino_reproduces_golden_answers(artifact_dir, architecture, task, precision):
-    model = load_model(artifact_dir / precision / f"{architecture}-{task}", "openvino")
+def test_openvino_reproduces_golden_answers(released, architecture, task, precision):
+    model = load_model(released(architecture, task, precision), "openvino")
 
     assert model.deviation is not None
     assert model.engine.title in ("openvino (bf16)", "openvino (f32)", "openvino (f16)")
 
 
 @each
-def test_openvino_computes_a_row_in_a_batch_nearly_as_alone(artifact_dir, architecture, task):
-    engine = create(open_artifact(artifact_dir / "int8" / f"{architecture}-{task}"), threads=1)
+def test_openvino_computes_a_row_in_a_batch_nearly_as_alone(released, architecture, task):
+    engine = create(open_artifact(released(architecture, task, "int8")), threads=1)
     together = rows(engine, task)
     alone = [engine.run(Batch.of([one]))[0] for one in encodings(task)]
 
@@ -70,8 +61,8 @@ def test_openvino_computes_a_row_in_a_batch_nearly_as_alone(artifact_dir, archit
     assert relative_error(joined(together), joined(alone)) <= tolerance(engine)
 
 
-def test_openvino_runs_several_calls_at_once(artifact_dir):
-    engine = create(open_artifact(artifact_dir / "int8" / "bert-qa"), threads=1)
+def test_openvino_runs_several_calls_at_once(released):
+    engine = create(open_artifact(released("bert", "qa", "int8")), threads=1)
     given = encodings("qa")
     alone = [engine.run(Batch.of([one]))[0].tolist() for one in given]
     together = Barrier(len(given))

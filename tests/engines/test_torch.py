@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -16,22 +17,14 @@ from swiftlet_serve.engines import torch as torch_engine
 from swiftlet_serve.inference.loading import load_model
 from swiftlet_serve.types import Batch
 from tests.support.checkpoints import relative_error
-from tests.support.networks import NETWORKS, answers, draft, encodings, make, network
+from tests.support.networks import NETWORKS, answers, encodings, network
+from tests.support.tiers import first_of_each
 
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the engine runs on CUDA, in bf16")
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 
-@pytest.fixture(scope="module")
-def artifact_dir(tmp_path_factory) -> Path:
-    """Artifacts of each network in int8, in fp32, and in int8 with fp32 weights. Tests must not change them."""
-    directory = tmp_path_factory.mktemp("torch")
-    for architecture, task in NETWORKS:
-        make(directory / "int8", draft(architecture, task))
-        make(directory / "fp32", draft(architecture, task, "fp32"))
-        make(directory / "both", draft(architecture, task), keep_fp32=True)
-    return directory
-
+each = pytest.mark.parametrize(("architecture", "task"), first_of_each(NETWORKS, itemgetter(0)))
 
 # fp32 sums round in another order, and torch does not quantise activations. Measured: at most 0.056, in four layers.
 TOLERANCE = {"fp32": 1e-5, "int8": 0.07}
@@ -39,28 +32,28 @@ TOLERANCE = {"fp32": 1e-5, "int8": 0.07}
 
 @on_cpu
 @pytest.mark.parametrize("precision", TOLERANCE)
-@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_torch_computes_the_rows_of_onnx_runtime(artifact_dir, architecture, task, precision):
-    artifact = open_artifact(artifact_dir / precision / f"{architecture}-{task}")
+@each
+def test_torch_computes_the_rows_of_onnx_runtime(released, architecture, task, precision):
+    artifact = open_artifact(released(architecture, task, precision))
     error = relative_error(answers(artifact, "torch"), answers(artifact, "onnx_cpu"))
 
     assert error <= TOLERANCE[precision]
 
 
 @on_cpu
-@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_torch_prefers_the_weights_of_safetensors(artifact_dir, architecture, task):
+@each
+def test_torch_prefers_the_weights_of_safetensors(released, architecture, task):
     """The artifact's graph is int8 and its `model.safetensors` is fp32."""
-    artifact = open_artifact(artifact_dir / "both" / f"{architecture}-{task}")
-    fp32 = open_artifact(artifact_dir / "fp32" / f"{architecture}-{task}")
+    artifact = open_artifact(released(architecture, task, "both"))
+    fp32 = open_artifact(released(architecture, task, "fp32"))
 
     assert relative_error(answers(artifact, "torch"), answers(fp32, "onnx_cpu")) <= 1e-5
 
 
 @on_cpu
-@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_torch_computes_a_row_in_a_batch_as_alone(artifact_dir, architecture, task):
-    engine = torch_engine.create(open_artifact(artifact_dir / "both" / f"{architecture}-{task}"), threads=1)
+@each
+def test_torch_computes_a_row_in_a_batch_as_alone(released, architecture, task):
+    engine = torch_engine.create(open_artifact(released(architecture, task, "both")), threads=1)
     together = engine.run(Batch.of(encodings(task)))
     alone = [engine.run(Batch.of([one]))[0] for one in encodings(task)]
 
@@ -70,20 +63,20 @@ def test_torch_computes_a_row_in_a_batch_as_alone(artifact_dir, architecture, ta
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp32", "both"])
-@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_torch_reproduces_golden_answers(artifact_dir, architecture, task, kind):
+@each
+def test_torch_reproduces_golden_answers(released, architecture, task, kind):
     """Also on CUDA: the tolerance allows for bf16."""
-    model = load_model(artifact_dir / kind / f"{architecture}-{task}", "torch")
+    model = load_model(released(architecture, task, kind), "torch")
 
     assert model.deviation is not None
     model.engine.close()
 
 
 @on_cuda
-@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_torch_on_cuda_computes_nearly_the_rows_of_the_cpu(artifact_dir, architecture, task):
-    artifact = open_artifact(artifact_dir / "both" / f"{architecture}-{task}")
-    fp32 = open_artifact(artifact_dir / "fp32" / f"{architecture}-{task}")
+@each
+def test_torch_on_cuda_computes_nearly_the_rows_of_the_cpu(released, architecture, task):
+    artifact = open_artifact(released(architecture, task, "both"))
+    fp32 = open_artifact(released(architecture, task, "fp32"))
     engine = torch_engine.create(artifact, threads=1)
     (row,) = engine.run(Batch.of(encodings(task)[:1]))
 
@@ -92,17 +85,17 @@ def test_torch_on_cuda_computes_nearly_the_rows_of_the_cpu(artifact_dir, archite
     assert relative_error(answers(artifact, "torch"), answers(fp32, "onnx_cpu")) <= 0.1
 
 
-def test_load_network_builds_the_network_of_the_manifest(artifact_dir):
-    loaded = torch_engine.load_network(open_artifact(artifact_dir / "both" / "albert-fill-mask"))
+def test_load_network_builds_the_network_of_the_manifest(released):
+    loaded = torch_engine.load_network(open_artifact(released("albert", "fill-mask", "both")))
     own = network("albert", "fill-mask").state_dict()
 
     assert all(torch.equal(tensor, own[name]) for name, tensor in loaded.state_dict().items())
 
 
 @pytest.fixture
-def copied(artifact_dir, tmp_path) -> Path:
+def copied(released, tmp_path) -> Path:
     path = tmp_path / "copied"
-    shutil.copytree(artifact_dir / "both" / "bert-classify", path)
+    shutil.copytree(released("bert", "classify", "both"), path)
     return path
 
 
@@ -143,18 +136,18 @@ def test_torch_rejects_a_weight_of_another_shape(copied):
     assert "head.output.bias' has the shape" in rejection(copied)
 
 
-def test_torch_rejects_weights_of_another_architecture(artifact_dir, copied):
+def test_torch_rejects_weights_of_another_architecture(released, copied):
     manifest = open_artifact(copied).manifest
-    shutil.copy(artifact_dir / "both" / "mobilebert-qa" / SAFETENSORS, copied / SAFETENSORS)
+    shutil.copy(released("mobilebert", "qa", "both") / SAFETENSORS, copied / SAFETENSORS)
     seal(copied, manifest)
 
     assert "do not match the manifest" in rejection(copied)
 
 
-def test_torch_rejects_a_graph_of_another_network(artifact_dir, copied):
+def test_torch_rejects_a_graph_of_another_network(released, copied):
     manifest = open_artifact(copied).manifest
     (copied / SAFETENSORS).unlink()
-    shutil.copy(artifact_dir / "int8" / "albert-classify" / WEIGHTS, copied / WEIGHTS)
+    shutil.copy(released("albert", "classify", "int8") / WEIGHTS, copied / WEIGHTS)
     seal(copied, manifest)
 
     assert "do not match the manifest" in rejection(copied)

@@ -146,6 +146,7 @@ async def test_rate_limit_holds_over_all_fronts(artifact_dir):
     assert (unread.status, after.status) == (400, 429)
 
 
+@pytest.mark.exhaustive
 async def test_rate_limit_of_tokens_holds_over_all_fronts(artifact_dir):
     """One token in a thousand seconds: the first request leaves a debt."""
 
@@ -241,6 +242,7 @@ async def test_stopped_front_is_replaced(artifact_dir):
     assert "it has sent nothing for 3 s" in server.stderr
 
 
+@pytest.mark.exhaustive
 async def test_other_fronts_accept_the_connections_of_a_lost_one(artifact_dir):
     with serving(artifact_dir, *TWO, code=NO_REPLACEMENT) as server:
         os.kill(processes(server, FRONT)[1], signal.SIGKILL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from tests.support.checkpoints import (
     rows,
     untrained,
 )
+from tests.support.tiers import first
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13}  # relative
 FEW_LAYERS = {
@@ -51,6 +53,10 @@ FEW_LAYERS = {
     "electra-base-discriminator": 1,
     "distilbert-base-uncased": 1,
 }
+each_small = pytest.mark.parametrize(
+    ("name", "task"), first(product(SMALL, TASKS), *((name, TASKS[i % len(TASKS)]) for i, name in enumerate(SMALL)))
+)
+DEEP = ("albert-base-v2", "albert-large-v2", "mobilebert-uncased", "mobilebert-tiny")
 
 
 def assert_parity(model: Any, task: Task, *batches: list[int]) -> None:
@@ -77,21 +83,20 @@ def small_pair(name: str, task: Task) -> tuple[Any, Model]:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("name", SMALL)
+@each_small
 def test_variants_compute_the_rows_of_transformers(name: str, task: Task, dtype: torch.dtype) -> None:
     """In float64 all digits agree, so that it is the same function, including every epsilon."""
     assert_equal_rows(*small_pair(name, task), task, [64, 1, 2, 3, 17, 63], dtype=dtype)
 
 
-@pytest.mark.parametrize("name", FEW_LAYERS)
+@pytest.mark.parametrize("name", first(FEW_LAYERS, "albert-base-v2", "mobilebert-uncased"))
 def test_released_shapes_compute_the_rows_of_transformers(name: str) -> None:
     """Full widths and vocabularies up to 512 tokens, with few layers to save time. The variants have all heads."""
     model = reference(RELEASED[name], "fill-mask", num_hidden_layers=FEW_LAYERS[name])
     assert_parity(model, "fill-mask", [512], [130, 1])
 
 
-@pytest.mark.parametrize("name", ["albert-base-v2", "albert-large-v2", "mobilebert-uncased", "mobilebert-tiny"])
+@pytest.mark.parametrize("name", first(DEEP, "albert-base-v2", "mobilebert-uncased"))
 def test_released_depths_compute_the_rows_of_transformers(name: str) -> None:
     """All layers on short texts: errors do not add up. (BERT is too large; MiniLM has six layers of it.)"""
     assert_parity(reference(RELEASED[name], "qa", vocab_size=1000), "qa", [24, 5])
@@ -149,8 +154,7 @@ def random_model(name: str, task: Task) -> Model:
     return model
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("name", SMALL)
+@each_small
 @settings(max_examples=8, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 64), min_size=1, max_size=6),
@@ -219,7 +223,7 @@ def test_embeddings_of_xxlarge_are_factorised() -> None:
     assert embeddings.word.weight.numel() + embeddings.projection.weight.numel() == 4_364_288
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", first(TASKS, "classify"))
 @pytest.mark.parametrize(
     ("name", "millions"),
     [

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from swiftlet_models import artifact
 from swiftlet_models.artifact import (
     CERTIFICATE,
+    HEAD,
     LATER,
     MANIFEST,
     SIGNATURE,
@@ -24,6 +25,7 @@ from swiftlet_models.artifact import (
     ArtifactError,
     Decisions,
     Embedding,
+    Labelling,
     Manifest,
     Reading,
     find_artifacts,
@@ -299,6 +301,7 @@ WRONG_VALUES: dict[str, list[Any]] = {
     "files": [None, [], "x", [{"name": "weights.safetensors"}]],
     "embedding": ["mean", [], {}, {"pooling": "mean"}, EMBEDDING | {"more": 1}],
     "reading": [1.5, [], {}, "left", {"truncation_side": "left"}, READING | {"more": 1}],
+    "labelling": [1.5, [], {}, "spans", {"scores": "spans"}],
     "languages": [None, "en", [1], ["English"], ["EN"], ["en_GB"], ["multilingual"], [""]],
     "decisions": [1.5, [], {}, {"temperature": 1.5}, DECISIONS | {"more": 1}],
 }
@@ -343,6 +346,36 @@ def test_manifest_has_reading(path: Path) -> None:
     assert open_artifact(path).manifest.reading == Reading("left", ("[E1]",))
     edit(path, settings_of(reading=None))
     assert open_artifact(path).manifest.reading == Reading()
+
+
+def test_manifest_has_labelling_with_a_head_only(path: Path) -> None:
+    labelling = Labelling("spans", "<<ENT>>", "<<SEP>>", labels=("person",))
+    described = replace(MAIN, head="embedding", embedding=Embedding("cls"), labelling=labelling)
+    with pytest.raises(ArtifactError, match="labelling"):
+        seal(path, described)
+    (path / HEAD).write_bytes(b"parameters")
+    assert seal(path, described).manifest.labelling == labelling
+    wrong = {
+        "scores": [None, "tokens", []],
+        "marker": ["", 1],
+        "separator": [None],
+        "label_rows": ["last"],
+        "word_rows": [None],
+        "max_words": [0, 1.5, True, 1 << 30],
+        "max_width": [-1],
+        "labels": [None, "person", [" "], [1]],
+        "labels_first": [1],
+        "reads_from_separator": [None],
+        "scorer": ["cosine"],
+        "scale": ["1", True, 10**400],
+    }
+    assert wrong.keys() == asdict(labelling).keys()
+    for key, values in wrong.items():
+        for value in values:
+            edit(path, settings_of(labelling=asdict(labelling) | {key: value}))
+            assert error_message(path) == f"manifest.json: the field 'labelling/{key}' has a wrong value."
+    edit(path, settings_of(labelling=None))
+    assert error_message(path) == "manifest.json: the field 'labelling' has a wrong value."
 
 
 def test_manifest_has_languages(path: Path) -> None:

@@ -21,6 +21,7 @@ from swiftlet_models.checkpoint_tensors import ConversionError, open_tensors
 from swiftlet_models.tensors import WeightsError
 from tests.support.checkpoints import AUTO, HEADS, SMALL, Task, convert, reference
 from tests.support.paths import ROOT
+from tests.support.tiers import first
 
 KEY = "bert.encoder.layer.0.attention.self.key"
 VERSIONS = [metadata.version(name) for name in ("onnx", "onnxscript", "torch", "transformers")]
@@ -83,12 +84,15 @@ def bert() -> onnx.ModelProto:
 
 @pytest.mark.parametrize(
     ("name", "task", "dynamo"),
-    [
-        ("bert", "classify", False),
-        ("albert", "qa", False),
-        ("roberta", "fill-mask", False),
-        ("bert", "fill-mask", True),
-    ],
+    first(
+        [
+            ("bert", "classify", False),
+            ("albert", "qa", False),
+            ("roberta", "fill-mask", False),
+            ("bert", "fill-mask", True),
+        ],
+        *(("albert", "qa", False), ("bert", "fill-mask", True)),
+    ),
 )
 def test_graphs_give_the_tensors_of_the_checkpoint(tmp_path: Path, name: str, task: Task, dynamo: bool) -> None:
     model = reference(SMALL[name], task)

@@ -92,6 +92,7 @@ def test_network_computes_the_rows_of_transformers(name: str) -> None:
             assert relative_error(alone, expected) <= tolerance
 
 
+@pytest.mark.exhaustive
 def test_released_shape_computes_the_rows_of_transformers() -> None:
     """Full widths and vocabulary, with few layers to save time. 512 tokens reach every bucket of distances."""
     model = reference(SHAPES["v3-base"], "classify")

@@ -25,6 +25,7 @@ from tests.support.native_kernels import (
     CONFIGS,
     NETWORKS,
     POSITIONS,
+    SETTINGS,
     best,
     encoding,
     network,
@@ -54,10 +55,10 @@ VARIANTS = {
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
 def test_fold_is_exact(architecture, task):
-    model = untrained(architecture, CONFIGS[architecture], task)
+    model = untrained(architecture, SETTINGS[architecture], task)
     model.load_state_dict(network(architecture, task).state_dict())
 
-    assert deviation(model, architecture, CONFIGS[architecture]) <= EXACT
+    assert deviation(model, architecture, SETTINGS[architecture]) <= EXACT
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -82,6 +82,7 @@ def test_network_computes_the_rows_of_transformers(name: str, task: Task) -> Non
         assert relative_error(alone, expected) <= tolerance
 
 
+@pytest.mark.exhaustive
 def test_released_shape_computes_the_rows_of_transformers() -> None:
     """Full widths and vocabulary, with few layers to save time, and more tokens than a window has."""
     model = reference(SHAPES["base"], "classify")

@@ -27,12 +27,14 @@ EXECUTORS = (
 WIDTHS = {"x": 8, "normed": 8, "query": 16, "key_value": 16, "attended": 8, "y": 8}
 NORM = Norm("normed", "x", "norm", 1e-5)
 KEY_VALUE, QUERY = Multiply("key_value", "normed", "key_value"), Multiply("query", "normed", "query")
-ATTEND = Attend("attended", Place("query", 0, 8), Place("key_value", 0, 8), Place("key_value", 8, 8), heads=2)
+ATTEND = Attend(
+    "attended", Place("query", 0, 8), Place("key_value", 0, 8), Place("key_value", 8, 8), heads=2, key_heads=2
+)
 ADD = Multiply("x", "attended", "output", residual=Place("query", 8, 8))
 
 
 def program(*steps: Step) -> Program:
-    return Program((Block(steps),), WIDTHS, "x")
+    return Program((Block(steps),), WIDTHS, ("x",))
 
 
 def test_products_of_a_value_are_joined_and_the_steps_that_read_them_follow():

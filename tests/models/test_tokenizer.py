@@ -24,6 +24,7 @@ from swiftlet_models.added_tokens import TokenizerError
 from swiftlet_models.token_ranges import pair_lengths, window_ranges
 from swiftlet_models.tokenizer import TextTooLong, Tokenizer
 from tests.goldens import cases, families
+from tests.support.tiers import first
 
 FILES = {"vocab": "vocab.txt", "spiece": "spiece.model"}
 LOOKALIKES = "<pad> <unk> [CLS]a[SEP] [MASK] [PAD] ［ＣＬＳ］ <PAD>[UNK]"
@@ -83,11 +84,12 @@ def test_tokenize_equals_transformers_4_57_1(variant: str, tmp_path: Path) -> No
         assert zlib.crc32(f"{ids} {spans}".encode()) == expected, text
 
 
+@pytest.mark.parametrize("count", first([800, 4000], 800))
 @pytest.mark.parametrize("variant", list(cases.VARIANTS))
-def test_tokenize_equals_installed_transformers(variant: str, tmp_path: Path) -> None:
+def test_tokenize_equals_installed_transformers(variant: str, count: int, tmp_path: Path) -> None:
     name, options = cases.VARIANTS[variant]
     tokenizer = Tokenizer.from_directory(checkpoint(tmp_path, name, **options))
-    texts = cases.strings(4000 if not options else 1000)
+    texts = cases.strings(count)
     if name == "spiece":
         reference_tokenizer = albert(tmp_path, **options)
         texts = [text for text in texts if not looks_special(text)]

@@ -43,7 +43,18 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-SEGMENTING = ("KoBert", "BertJapanese", "Bertweet", "Phobert", "Flaubert", "XLM", "XLNet", "T5", "RoFormer", "Made.Up")
+SEGMENTING = (
+    "KoBert",
+    "BertJapanese",
+    "Bertweet",
+    "Phobert",
+    "Flaubert",
+    "XLM",
+    "XLNet",
+    "Pegasus",
+    "RoFormer",
+    "Made.Up",
+)
 
 
 @pytest.mark.parametrize("place", ["tokenizer_config", "config"])

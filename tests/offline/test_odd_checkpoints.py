@@ -377,7 +377,7 @@ ODD: dict[str, Make] = {
     "BertForMultipleChoice": config(architectures=["BertForMultipleChoice"]),
     "a classifier that does not tie its words": config(tie_word_embeddings=False),
     "a masked LM that does not tie its words": several(another("MaskedLM"), config(tie_word_embeddings=False)),
-    **{f"model_type {name}": config(model_type=name) for name in ("llama", "longformer", "t5", "clip")},
+    **{f"model_type {name}": config(model_type=name) for name in ("llama", "longformer", "bart", "clip")},
     # Tokenizers
     "vocab.txt alone": removed("tokenizer_config.json"),
     "tokenizer.json alone": fast,
@@ -402,8 +402,6 @@ ODD: dict[str, Make] = {
     "sentence-transformers in 0_Transformer": in_a_folder,
     "sentence-transformers with WeightedLayerPooling": modules("Transformer", "WeightedLayerPooling", "Pooling"),
     "sentence-transformers with CNN": modules("Transformer", "CNN", "Pooling"),
-    "SPLADE": modules("Transformer", "SpladePooling"),
-    "ColBERT": modules("Transformer", "Dense"),
     "Model2Vec": several(modules("StaticEmbedding", "Normalize"), removed("config.json", "model.safetensors")),
     "adapter beside its base": adapter(),
     "adapter whose base is gone": adapter(base_model_name_or_path="/home/me/bert"),

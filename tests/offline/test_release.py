@@ -357,7 +357,7 @@ def test_release_rejects_a_wrong_scale_of_one_matrix(out, name, factor):
 
 @pytest.fixture
 def low_fidelity():
-    with mock.patch.object(releases, "fidelity", return_value=Fidelity("probability", 0.9, 0.3, 7)):
+    with mock.patch.object(probe, "fidelity", return_value=Fidelity("probability", 0.9, 0.3, 7)):
         yield
 
 
@@ -376,7 +376,7 @@ def test_release_takes_the_next_precision_that_is_good_enough(out, good, reason)
         return Fidelity("probability", 1.0 if manifest.precision == good else 0.9, 0.3, 7)
 
     notes = []
-    with mock.patch.object(releases, "fidelity", measured):
+    with mock.patch.object(probe, "fidelity", measured):
         artifact = make(out, draft("bert", "classify"), strict=False, report=notes.append)
 
     assert artifact.manifest.precision == good

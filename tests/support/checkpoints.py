@@ -57,7 +57,8 @@ class Shape:
 
     def config(self, **more: Any) -> transformers.PreTrainedConfig:
         settings = {**self.settings, **more}
-        model_type = self.architecture.replace("_", "-")
+        dashed = self.architecture.replace("_", "-")
+        model_type = dashed if dashed in transformers.CONFIG_MAPPING else self.architecture
         return transformers.AutoConfig.for_model(model_type, attn_implementation="eager", **settings)
 
 

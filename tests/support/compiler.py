@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
-import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -24,11 +24,13 @@ def compile_kernels(compiler: str, options: Sequence[str], to: Path) -> Path:
     portable = [option.replace(str(ROOT), "") for option in options]  # a copy of `build` serves in another checkout
     key = hashlib.sha256("\0".join([_version(compiler), _sources(), *portable]).encode()).hexdigest()[:20]
     stored = STORE / key
-    if not stored.exists():
-        STORE.mkdir(parents=True, exist_ok=True)
-        new = stored.with_suffix(f".{os.getpid()}")
-        subprocess.run([compiler, *options, "-o", str(new)], check=True, timeout=500)
-        new.rename(stored)
+    STORE.mkdir(parents=True, exist_ok=True)
+    with stored.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may compile the same
+        if not stored.exists():
+            new = stored.with_suffix(".new")
+            subprocess.run([compiler, *options, "-o", str(new)], check=True, timeout=500)
+            new.rename(stored)
     return Path(shutil.copy(stored, to))
 
 

@@ -27,7 +27,7 @@ def catch_drafts(monkeypatch: pytest.MonkeyPatch) -> list[Draft]:
 
 def answers(draft: Draft, inputs: Any, **parameters: Any) -> Any:
     """Returns the response of a draft to a request."""
-    task = tasks.load(draft.manifest.task).create(draft.tokenizer, draft.manifest)
+    task = tasks.create(draft.manifest.task, draft.tokenizer, draft.manifest, draft.head)
     request = task.Request.model_validate({"inputs": inputs, "parameters": parameters})
     encodings = list(task.encode(request))
     rows = np.concatenate(draft.answers(encodings))

@@ -16,7 +16,7 @@ import torch
 
 from swiftlet_models.folding import Folded, fold
 from swiftlet_models.heads import Model
-from swiftlet_models.program import WORDS, Attend, Gate, LookUp, Multiply, Norm, Place, Read, Rotate
+from swiftlet_models.program import WORDS, Attend, Gate, LookUp, Multiply, Norm, NormHeads, Place, Read, Rotate
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.engines import native
 from swiftlet_serve.engines.native import Library
@@ -25,13 +25,16 @@ from tests.support.checkpoints import TASKS, Task, randomise, untrained
 from tests.support.compiler import EMULATION, SOURCES, compile_kernels
 from tests.support.network_sizes import CONFIGS as CONFIGS
 from tests.support.network_sizes import POSITIONS as POSITIONS
+from tests.support.network_sizes import STANDARD as STANDARD
 from tests.support.network_sizes import VOCABULARY as VOCABULARY
 from tests.support.remote import EXTENSIONS
 
 NETWORKS: Final[tuple[tuple[str, Task], ...]] = (
     *((architecture, task) for architecture in CONFIGS for task in TASKS),
     ("gpt2", "score"),
+    *((name, TASKS[i % len(TASKS)]) for i, name in enumerate(STANDARD)),
 )
+SETTINGS: Final = CONFIGS | STANDARD
 SANITIZE: Final = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
@@ -105,7 +108,7 @@ def plain(like: Library, directory: Path) -> Library:
 @cache
 def network(architecture: str, task: Task, seed: int = 0) -> Model:
     """Returns a network whose activations are near 1. Tests must not change it."""
-    model = untrained(architecture, CONFIGS[architecture], task)
+    model = untrained(architecture, SETTINGS[architecture], task)
     randomise(model)
     return model.eval()
 
@@ -115,7 +118,7 @@ def weights(model: Model, dtype: type = np.float32) -> dict[str, Any]:
 
 
 def folded(architecture: str, task: Task, dtype: type = np.float32) -> Folded:
-    return fold(architecture, CONFIGS[architecture], weights(network(architecture, task), dtype))
+    return fold(architecture, SETTINGS[architecture], weights(network(architecture, task), dtype))
 
 
 def encoding(length: int, focus: Sequence[int], seed: int) -> Encoding:
@@ -136,7 +139,14 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "relu": lambda x: np.maximum(x, 0),
     "gelu": lambda x: x * (1 + np.vectorize(math.erf, [float])(x / math.sqrt(2))) / 2,
     "gelu_new": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+    "silu": lambda x: x / (1 + np.exp(-x)),
 }
+ACTIVATIONS["gelu_pytorch_tanh"] = ACTIVATIONS["gelu_new"]
+
+
+def rms_norm(x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.ndarray:
+    normed: np.ndarray = x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * weight
+    return normed
 
 
 def run_folded(f: Folded, batch: Batch) -> np.ndarray:
@@ -174,11 +184,16 @@ def _run(f: Folded, one: Encoding) -> np.ndarray:
         return ACTIVATIONS[step.activation or "none"](y)
 
     def norm(step: Norm) -> np.ndarray:
-        x = values[step.x]
-        centred = x - x.mean(-1, keepdims=True)
-        deviation = np.sqrt((centred**2).mean(-1, keepdims=True) + step.epsilon)
-        normed: np.ndarray = centred / deviation * f.vectors[step.norm + ".weight"] + f.vectors[step.norm + ".bias"]
-        return normed
+        x, weight = values[step.x], f.vectors[step.norm + ".weight"]
+        if step.centres:
+            normed = rms_norm(x - x.mean(-1, keepdims=True), weight, step.epsilon) + f.vectors[step.norm + ".bias"]
+        else:
+            normed = rms_norm(x, weight, step.epsilon)
+        return normed if step.residual is None else normed + read(step.residual)
+
+    def norm_heads(step: NormHeads) -> None:
+        parts = np.split(read(step.x), step.heads, axis=1)
+        read(step.x)[...] = np.concatenate([rms_norm(x, f.vectors[step.norm], step.epsilon) for x in parts], axis=1)
 
     def gate(step: Gate) -> np.ndarray:
         first, second = np.split(values[step.x], 2, axis=1)
@@ -193,7 +208,11 @@ def _run(f: Folded, one: Encoding) -> np.ndarray:
         read(step.x)[...] = np.concatenate([part for x in turned for part in (x.real, x.imag)], axis=1)
 
     def attend(step: Attend) -> np.ndarray:
-        query, key, value = (np.split(read(place), step.heads, axis=1) for place in (step.query, step.key, step.value))
+        query = np.split(read(step.query), step.heads, axis=1)
+        key, value = (
+            [x for x in np.split(read(place), step.key_heads, axis=1) for _ in range(step.heads // step.key_heads)]
+            for place in (step.key, step.value)
+        )
         distances = np.arange(rows)[None, :] - positions[:, None]
         attended = []
         for head in range(step.heads):
@@ -210,6 +229,7 @@ def _run(f: Folded, one: Encoding) -> np.ndarray:
                         scores += np.take_along_axis(x @ table.T, chosen.transpose(axes), 1).transpose(axes)
             if step.causal:
                 scores[distances > 0] = -np.inf
+            scores[:, one.attends_to :] = -np.inf
             if step.window is not None:
                 scores[np.abs(distances) > step.window // 2] = -np.inf
             scores = np.exp(scores - scores.max(-1, keepdims=True))
@@ -224,6 +244,8 @@ def _run(f: Folded, one: Encoding) -> np.ndarray:
                 values[step.out] = multiply(step)
             case Norm():
                 values[step.out] = norm(step)
+            case NormHeads():
+                norm_heads(step)
             case Gate():
                 values[step.out] = gate(step)
             case Rotate():
@@ -236,7 +258,7 @@ def _run(f: Folded, one: Encoding) -> np.ndarray:
             case Read():
                 pooled = values[step.x].max(0) if step.how == "max" else values[step.x].mean(0)
                 values[step.out] = np.tile(pooled, (len(one.focus), 1))
-    return values[f.program.result]
+    return np.concatenate([values[result] for result in f.program.results], axis=1)
 
 
 Change = Callable[[Any], Any]

@@ -205,7 +205,7 @@ def test_embed_splits_a_request_into_its_texts(embedder: embed.Embed) -> None:
     parts = embedder.split(request)
 
     assert [one.inputs for one in parts] == ["a", "b"]
-    assert embedder.single(embedder.decode(parts[0], [], [ROW])) == [0.6, 0.8]
+    assert embedder.single(embedder.decode(parts[0], embedder.encode(parts[0]), [ROW])) == [0.6, 0.8]
 
 
 def test_create_rejects_an_artifact_without_pooling(tokenizer: Tokenizer) -> None:

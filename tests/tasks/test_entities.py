@@ -74,6 +74,12 @@ def test_default_strategy_is_simple(finder: entities.Entities) -> None:
     assert answer(finder, text) == answer(finder, text, aggregation_strategy="simple")
 
 
+@pytest.mark.parametrize("name", ["labels", "threshold", "flat", "multi_label"])
+def test_parameters_of_models_that_read_labels_are_refused(finder: entities.Entities, name: str) -> None:
+    values = {"labels": ["person"], "threshold": 0.3, "flat": False, "multi_label": True}
+    assert rejection(finder, "x", **{name: values[name]}) == ("validation_failed", f"/parameters/{name}", None)
+
+
 def test_ignored_labels_are_left_out(finder: entities.Entities) -> None:
     text = "rain fell all night on the tin roof"
     everything = answer(finder, text, ignore_labels=[])

@@ -20,6 +20,7 @@ from swiftlet_serve.tasks import entities, zero_shot
 from swiftlet_serve.types import Row
 from tests.goldens import cases, label_cases
 from tests.goldens.cases import Case
+from tests.support.tiers import first
 from tests.tasks.test_pipeline_parity import TOLERANCE, ask, copy_vocabulary, golden, manifest
 
 NOTHING = label_cases.record([])
@@ -36,10 +37,13 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]
     return made
 
 
-def compare(name: str, found: Iterator[Case], answer: Callable[[Case], list[list[Any]]]) -> Counter[str]:
-    """Asserts that each call has the answers of the pipeline. Returns the number of calls by what they answered."""
+every = pytest.mark.parametrize("nth", first([5, 1], 5))
+
+
+def compare(name: str, found: Iterator[Case], answer: Callable[[Case], list[list[Any]]], nth: int) -> Counter[str]:
+    """Asserts that every nth call has the pipeline's answers. Returns the number of calls by what they answered."""
     outcomes: Counter[str] = Counter()
-    for case, [expected] in golden(name, found):
+    for case, [expected] in golden(name, found)[::nth]:
         try:
             recorded = label_cases.record(answer(case))
         except Unprocessable:  # the text has no tokens, and the pipeline answers nothing
@@ -50,7 +54,8 @@ def compare(name: str, found: Iterator[Case], answer: Callable[[Case], list[list
     return outcomes
 
 
-def test_entities_equal_pipeline(tokenizers: dict[str, Tokenizer]) -> None:
+@every
+def test_entities_equal_pipeline(tokenizers: dict[str, Tokenizer], nth: int) -> None:
     def network(encoding: Encoding) -> Row:
         logits = label_cases.entity_logits(encoding.input_ids, encoding.token_type_ids, width)
         return logits[encoding.focus]
@@ -65,11 +70,12 @@ def test_entities_equal_pipeline(tokenizers: dict[str, Tokenizer]) -> None:
         return [[one[key], one["start"], one["end"], one["word"], one["score"]] for one in flat]
 
     width = 0
-    outcomes = compare("entities", label_cases.entities(), answer)
-    assert outcomes["something"] > 1400
+    outcomes = compare("entities", label_cases.entities(), answer, nth)
+    assert outcomes["something"] > 1400 // nth
 
 
-def test_zero_shot_equals_pipeline(tokenizers: dict[str, Tokenizer]) -> None:
+@every
+def test_zero_shot_equals_pipeline(tokenizers: dict[str, Tokenizer], nth: int) -> None:
     def network(encoding: Encoding) -> Row:
         return cases.classify_logits(encoding.input_ids, encoding.token_type_ids, width)[None]
 
@@ -88,5 +94,5 @@ def test_zero_shot_equals_pipeline(tokenizers: dict[str, Tokenizer]) -> None:
         return [list(pair) for each in rankings for pair in label_cases.settled(each)]
 
     width = 0
-    outcomes = compare("zero_shot", label_cases.zero_shot(), answer)
-    assert outcomes["something"] > 1300
+    outcomes = compare("zero_shot", label_cases.zero_shot(), answer, nth)
+    assert outcomes["something"] > 1300 // nth

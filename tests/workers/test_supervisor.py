@@ -21,6 +21,7 @@ from swiftlet_serve.types import WorkerLost
 from swiftlet_serve.workers.process_executor import ProcessExecutor
 from tests.support.engines.faulty import HANG, SEIZE
 from tests.support.fakes import PATIENCE_S
+from tests.support.tiers import first
 from tests.support.workers import MODEL, alive, ask, opened, pid, rows, start, until
 
 
@@ -51,17 +52,18 @@ async def test_calls_fail_while_no_worker_can_be_started(directory, monkeypatch)
         assert await ask(executor, 1) == rows(1)
 
 
-async def test_twenty_kills_leak_no_descriptors_processes_or_threads(directory):
+@pytest.mark.parametrize("kills", first([4, 20], 4))
+async def test_kills_leak_no_descriptors_processes_or_threads(directory, kills):
     def resources() -> tuple[int, int]:
         children = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "stat="], capture_output=True, text=True)
         return len(os.listdir("/proc/self/fd")), len(children.stdout.split())
 
     async with opened(start(directory, 1)) as executor:
-        for n in range(21):
+        for n in range(kills + 1):
             assert await ask(executor, n) == rows(n)
             if n == 0:
                 before, threads = resources(), threading.active_count()
-            if n < 20:
+            if n < kills:
                 os.kill(pid(executor), signal.SIGKILL)
                 await until(lambda: not executor.ready)
         await until(lambda: resources() == before)

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 
 from swiftlet_models.architectures.traits import Activation, Traits
 
-_HELPERS: Final = frozenset({"descriptions", "layers", "traits"})
+_HELPERS: Final = frozenset({"descriptions", "layers", "standard", "traits"})
 _OF_OTHERS: Final = frozenset({"static"})  # networks that transformers does not have
 
 

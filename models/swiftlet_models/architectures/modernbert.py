@@ -75,7 +75,7 @@ class Config(Settings):
             heads=self.num_attention_heads,
             activation=self.hidden_activation,
             epsilon=self.norm_eps,
-            feed_forward=(FeedForwardTraits("ffn_in", "ffn_out", "ffn_norm", gated=True),),
+            feed_forward=(FeedForwardTraits("ffn_in", "ffn_out", "ffn_norm", gate="ffn_gate"),),
             embedding=EmbeddingTraits(positions=False, token_types=False),
             norm_position="before",
             attention=tuple(local if i % apart else to_all for i in range(self.num_hidden_layers)),
@@ -151,7 +151,8 @@ if not describing(__name__):
             self.value = nn.Linear(h, h)
             self.output = nn.Linear(h, h)
             self.ffn_norm = nn.LayerNorm(h, epsilon)
-            self.ffn_in = nn.Linear(h, 2 * config.intermediate_size)
+            self.ffn_gate = nn.Linear(h, config.intermediate_size)
+            self.ffn_in = nn.Linear(h, config.intermediate_size)
             self.ffn_out = nn.Linear(config.intermediate_size, h)
             self.attention_dropout = nn.Dropout(config.attention_dropout)
             self.dropout = nn.Dropout(config.mlp_dropout)
@@ -161,8 +162,8 @@ if not describing(__name__):
             query, key = (rotate(part(y), self.turns, self.heads) for part in (self.query, self.key))
             attended = self.output(attend(query, key, self.value(y), self.heads, bias))
             x = x + self.attention_dropout(attended)
-            widened, gate = self.ffn_in(self.ffn_norm(x)).chunk(2, -1)  # (B, S, I) each
-            out: Tensor = x + self.ffn_out(self.dropout(self.act(widened) * gate))
+            y = self.ffn_norm(x)
+            out: Tensor = x + self.ffn_out(self.dropout(self.act(self.ffn_gate(y)) * self.ffn_in(y)))
             return out
 
     class Encoder(layers.Encoder):
@@ -227,7 +228,7 @@ NAMES: Final = (
     (_LAYER + r"attn\.(query|key|value)\.", r"encoder.layers.\2.\3."),
     (_LAYER + r"attn\.Wo\.", r"encoder.layers.\2.output."),
     (_LAYER + r"mlp_norm\.", r"encoder.layers.\2.ffn_norm."),
-    (_LAYER + r"mlp\.Wi\.", r"encoder.layers.\2.ffn_in."),
+    (_LAYER + r"mlp\.ffn_(gate|in)\.", r"encoder.layers.\2.ffn_\3."),
     (_LAYER + r"mlp\.Wo\.", r"encoder.layers.\2.ffn_out."),
     (r"^head\.dense\.", r"classification.pooler."),
     (r"^head\.norm\.", r"classification.norm."),
@@ -247,7 +248,7 @@ OF_HEAD: Final = {
 }
 
 # Tensors that hold several parameters side by side, as (pattern, the names of its parts).
-FUSED: Final = ((r"\.Wqkv\.", (".query.", ".key.", ".value.")),)
+FUSED: Final = ((r"\.Wqkv\.", (".query.", ".key.", ".value.")), (r"\.Wi\.", (".ffn_gate.", ".ffn_in.")))
 
 # Settings of transformers that change the computation, with the only values that are implemented here.
 FIXED: Final[Mapping[str, Any]] = {"tie_word_embeddings": True, "rope_scaling": None}
@@ -265,7 +266,7 @@ TRANSPOSED: Final[tuple[str, ...]] = ()
 OMITTED: Final = (
     (r"(encoder|classification|token|masked_lm)\.(.*\.)?(\w+_)?norm\.bias", "norm_bias"),
     (r"encoder\.layers\.\d+\.(query|key|value|output)\.bias", "attention_bias"),
-    (r"encoder\.layers\.\d+\.(ffn_in|ffn_out)\.bias", "mlp_bias"),
+    (r"encoder\.layers\.\d+\.(ffn_gate|ffn_in|ffn_out)\.bias", "mlp_bias"),
     (r"classification\.pooler\.bias|(token|masked_lm)\.transform\.bias", "classifier_bias"),
     (r"masked_lm\.bias", "decoder_bias"),
 )

@@ -3,17 +3,19 @@
 Folding, the ONNX graph and the C++ engine build their layers from `Traits`. None of them knows an architecture by name.
 
 Parameters have the same names in every architecture. LAYER, BOTTLENECK and FEED_FORWARD stand for names in `Traits`;
-every `norm` and every linear map has a weight and a bias:
+every `norm` and every linear map has a weight and a bias (an RMSNorm has no bias):
 
     encoder.embeddings.word.weight, .position.weight, .token_type.weight, .norm, .projection (as the traits say)
     encoder.position_bias.weight                of the scores of attention, in all layers
     encoder.relative.weight, .relative_norm     of distances, in all layers (as the traits say)
     encoder.LAYER.query, .key, .value, .output, .attention_norm
+    encoder.LAYER.query_norm, .key_norm         of each head's columns (as the traits say)
     encoder.LAYER.relative_key, .relative_query map the table of distances, if query and key do not
     encoder.LAYER.BOTTLENECK.dense, .norm       maps the hidden states to the width inside the layer
     encoder.LAYER.leave, .leave_norm            maps them back, if the layer has a bottleneck
-    encoder.LAYER.INNER, .OUTER, .NORM          of each feed-forward network; a gated one has twice the rows in INNER
-    encoder.norm                                after the last layer, if the norms precede
+    encoder.LAYER.INNER, .OUTER, .NORM, .GATE   of each feed-forward network (the gate as the traits say)
+    encoder.LAYER.output_norm, .OUTER_norm      after these maps, if norms are around
+    encoder.norm                                after the last layer, if norms precede
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, 
 import numpy as np
 from numpy.typing import NDArray
 
-Norm = Literal["layer_norm", "no_norm"]
+Norm = Literal["layer_norm", "no_norm", "rms_norm"]
 """NoNorm is an element-wise linear map instead of LayerNorm (MobileBERT, section 3.3)."""
-Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "tanh"]
+Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh"]
 
 
 class Range(NamedTuple):
@@ -94,6 +96,8 @@ class EmbeddingTraits:
     """The number of tokens whose word embeddings are concatenated: 1, or 3 for a trigram (next, own, previous)."""
     position_offset: int = 0
     """The row of the position table that belongs to a sequence's first token."""
+    scale: float = 1
+    """What the word embeddings are multiplied by. A masked-LM head reads them without it."""
     token_types: bool = True
     """Whether the network tells token types apart. If not, there is no table of token types, or its only row belongs to
     every token."""
@@ -195,8 +199,9 @@ class FeedForwardTraits:
     inner: str
     outer: str
     norm: str
-    gated: bool = False
-    """Whether the inner map has two halves, and the outer one takes activation(first half) times the second half."""
+    gate: str | None = None
+    """The map whose activation multiplies the inner one's outputs, which then have none of their own (Shazeer 2020,
+    arXiv:2002.05202)."""
 
 
 @dataclass(frozen=True)
@@ -208,14 +213,23 @@ class Traits:
     heads: int
     activation: Activation
     epsilon: float
-    """Of every LayerNorm that `epsilons` does not name."""
+    """Of every norm that `epsilons` does not name."""
     feed_forward: tuple[FeedForwardTraits, ...]
     """The feed-forward networks of each layer, in order."""
     embedding: EmbeddingTraits = field(default_factory=EmbeddingTraits)
     bottleneck: BottleneckTraits | None = None
     norm: Norm = "layer_norm"
-    norm_position: Literal["after", "before"] = "after"
-    """Whether a norm follows the residual addition, or precedes the attention and feed-forward networks."""
+    norm_position: Literal["after", "before", "around"] = "after"
+    """Whether a norm follows the residual addition, or precedes the attention and feed-forward networks, or both
+    precedes them and follows them before the addition."""
+    norm_offset: float = 0
+    """What is added to the weights of norms."""
+    key_heads: int | None = None
+    """The heads of keys and values; None: as many as of the query."""
+    head_norm: bool = False
+    """Whether an RMSNorm of each head's columns follows query and key."""
+    score_scale: float | None = None
+    """What the scores of attention are multiplied by; None: 1 / sqrt(D)."""
     causal: bool = False
     """Whether a token attends only to itself and the tokens before it."""
     position_bias: PositionBias | None = None
@@ -225,12 +239,15 @@ class Traits:
     """Of each of `layers`; empty: attention depends on no positions."""
     first_norm: bool = True
     """Whether a norm precedes the first layer's attention, if the norms precede."""
-    classifier_pooling: Literal["cls", "mean"] = "cls"
-    """What the head that classifies texts reads: the first token, or the mean of all."""
+    classifier_pooling: Literal["cls", "mean", "late"] = "cls"
+    """What the head that classifies texts reads: the token in focus, or the mean of all tokens, or late, the mean of
+    what the pooler makes of each."""
+    prediction_map: bool = True
+    """Whether the masked-LM head has a linear map, an activation and a norm before the vocabulary."""
     classifier_norm: bool = False
     """Whether the heads of texts and tokens have a linear map, an activation and a LayerNorm before their outputs."""
     epsilons: Mapping[str, float] = field(default_factory=dict)
-    """Of LayerNorms that have their own, by the end of their names, such as `embeddings.norm`."""
+    """Of norms that have their own, by the end of their names, such as `embeddings.norm`."""
 
 
 def check_heads(width: int, heads: int) -> None:

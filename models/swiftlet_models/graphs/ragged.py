@@ -5,7 +5,7 @@ out as B rows of S, the longest sequence, and another gather takes them back. Af
 positions that the head reads are computed, at most F per sequence. A block that runs several times (ALBERT) is a loop,
 so that ONNX Runtime packs its weights once.
 
-A graph declares the inputs that its steps need. All are int64 except `lengths`, which is int32.
+A graph declares the inputs that its steps need. All are int64 except `lengths` and `attended`, which are int32.
 `ragged_inputs` of `swiftlet_serve/engines/onnx_cpu.py` makes them:
 
     input_ids, token_type_ids, positions (T,)
@@ -13,6 +13,7 @@ A graph declares the inputs that its steps need. All are int64 except `lengths`,
     spread (B, S)           the token at each place; the sequence's last token at places of padding
     gathered (T,)           the place of each token, b * S + s
     lengths (B,)
+    attended (B,)           the tokens of each sequence that tokens attend to, from the first one on
     focus (N,)              the tokens that the head reads
     focus_spread (B, F), focus_gathered (N,)        like spread and gathered, for the tokens in focus
     owner (N,)              the sequence of each token in focus
@@ -40,6 +41,7 @@ from swiftlet_models.program import (
     LookUp,
     Multiply,
     Norm,
+    NormHeads,
     Place,
     Read,
     Relative,
@@ -69,7 +71,12 @@ ACTIVATIONS: Final[Mapping[str, tuple[str, str]]] = {
     "gelu_pytorch_tanh": ("FastGelu", CONTRIB),
     "tanh": ("Tanh", ""),
 }
-INPUTS: Final = {"lengths": ("int32", 1), "spread": ("int64", 2), "focus_spread": ("int64", 2)}  # others: int64, 1
+INPUTS: Final = {
+    "lengths": ("int32", 1),
+    "attended": ("int32", 1),
+    "spread": ("int64", 2),
+    "focus_spread": ("int64", 2),
+}  # others: int64, 1
 INDEX: Final[Mapping[str, str]] = {"position": "positions", "token_type": "token_type_ids"}  # others: words
 NEIGHBOURS: Final[Mapping[str, str]] = {"next_word": "after", "previous_word": "before"}
 
@@ -225,7 +232,9 @@ class Network:
                 self.run(block.steps)
             else:
                 self.loop(block)
-        self.graph.output("rows", "float32", 2, self.whole(self.program.result))
+        first, *others = (self.whole(result) for result in self.program.results)
+        rows = self.graph.add("Concat", [first, *others], axis=1) if others else first
+        self.graph.output("rows", "float32", 2, rows)
         return self.graph.file()
 
     def loop(self, block: Block) -> None:
@@ -249,6 +258,8 @@ class Network:
                     self.write(self.place(step.out), self.multiplied(step))
                 case [Norm() as step, *steps]:
                     self.write(self.place(step.out), self.normed(step))
+                case [NormHeads() as step, *steps]:
+                    self.write(step.x, self.normed_heads(step))
                 case [Gate() as step, *steps]:
                     self.write(self.place(step.out), self.gated(step))
                 case [Rotate() as step, *steps]:
@@ -353,6 +364,8 @@ class Network:
         return self.activated(y, step.activation) if step.activation else y
 
     def activated(self, x: str, activation: str) -> str:
+        if activation == "silu":
+            return self.graph.add("Mul", [x, self.graph.add("Sigmoid", [x])])
         if activation not in ACTIVATIONS:
             raise FoldingError(f"the activation {activation!r} is not supported")
         operator, domain = ACTIVATIONS[activation]
@@ -383,8 +396,28 @@ class Network:
         return g.add("Reshape", [g.add("Concat", list(turned), axis=2), numbers(g, -1, step.x.width)])
 
     def normed(self, step: Norm) -> str:
-        inputs = [self.whole(step.x), self.vector(step.norm + ".weight"), self.vector(step.norm + ".bias")]
-        return self.graph.add("LayerNormalization", inputs, axis=-1, epsilon=step.epsilon)
+        x, weight = self.whole(step.x), self.vector(step.norm + ".weight")
+        if step.centres:
+            inputs = [x, weight, self.vector(step.norm + ".bias")]
+            y = self.graph.add("LayerNormalization", inputs, axis=-1, epsilon=step.epsilon)
+        else:
+            y = self.by_root_mean_square(x, weight, step.epsilon)
+        return y if step.residual is None else self.graph.add("Add", [self.read(step.residual), y])
+
+    def normed_heads(self, step: NormHeads) -> str:
+        parts = self.graph.add(
+            "Reshape", [self.read(step.x), numbers(self.graph, -1, step.heads, step.x.width // step.heads)]
+        )
+        y = self.by_root_mean_square(parts, self.vector(step.norm), step.epsilon)
+        return self.graph.add("Reshape", [y, numbers(self.graph, -1, step.x.width)])
+
+    def by_root_mean_square(self, x: str, weight: str, epsilon: float) -> str:
+        """RMSNorm over the last dimension, in operators that both runtimes join."""
+        g = self.graph
+        squares = g.add("Pow", [x, g.array("two", np.array(2, np.float32))])
+        mean = g.add("ReduceMean", [squares, numbers(g, -1)], keepdims=1)
+        root = g.add("Sqrt", [g.add("Add", [mean, g.array(f"epsilon.{epsilon}", np.array(epsilon, np.float32))])])
+        return g.add("Mul", [g.add("Div", [x, root]), weight])
 
     def attended(self, step: Attend) -> str:
         g = self.graph
@@ -392,16 +425,25 @@ class Network:
             self.laid_out(place, index)
             for place, index in ((step.query, self.rows + "spread"), (step.key, "spread"), (step.value, "spread"))
         )
+        if step.key_heads != step.heads:
+            key, value = (self.for_each_head(x, step) for x in (key, value))
         out = g.add(
             "MultiHeadAttention",
-            [query, key, value, "", self.input("lengths"), *self.attention_bias(step, query, key)],
+            [query, key, value, "", self.input("attended"), *self.attention_bias(step, query, key)],
             domain=CONTRIB,
             num_heads=step.heads,
             scale=1.0,
             mask_filter_value=float(np.finfo(np.float32).min),
         )
-        rows = g.add("Reshape", [out, numbers(g, -1, step.value.width)])
+        rows = g.add("Reshape", [out, numbers(g, -1, step.query.width)])
         return g.add("Gather", [rows, self.input(self.rows + "gathered")])
+
+    def for_each_head(self, x: str, step: Attend) -> str:
+        """Repeats laid out keys or values for each head of the query that they serve."""
+        g, depth, times = self.graph, step.query.width // step.heads, step.heads // step.key_heads
+        parts = g.add("Reshape", [x, numbers(g, 0, 0, step.key_heads, depth)])
+        repeated = g.add("Concat", [parts] * times, axis=3)
+        return g.add("Reshape", [repeated, numbers(g, 0, 0, step.query.width)])
 
     def laid_out(self, place: Place, index: str) -> str:
         """Lays out columns as (B, S or F, width).

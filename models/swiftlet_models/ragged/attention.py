@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn_out
 
 from swiftlet_models.architectures.layers import relative_bias
+from swiftlet_models.ragged.layout import Keys
 
 MULTIPLE: Final = 8
 """The kernel's heads are as wide as multiples of this."""
@@ -111,6 +112,7 @@ def attend_with_bias(
     *,
     causal: bool = False,
     window: int | None = None,
+    keys: Keys | None = None,
 ) -> Tensor:
     """Returns the attended values of a network with a position bias: (T, A, D), for queries at every token.
 
@@ -122,13 +124,14 @@ def attend_with_bias(
         longest: S, the length of the longest sequence.
         table: `position_bias` of `swiftlet_models.folding`, (A, 2 P - 1).
         causal, window: as in `program.Attend`.
+        keys: the tokens to attend to; None: all of a sequence.
     """
     places = torch.arange(longest, device=query.device)
     starts, lengths = ends[:-1, None], ends.diff()[:, None]  # (B, 1)
     tokens = (starts + torch.minimum(places, lengths - 1)).clamp_(min=0)  # (B, S)
     distances = _distances(longest, query.device)
     bias = table[:, distances + table.shape[1] // 2].to(query.dtype)  # (A, S, S)
-    allowed = (places < lengths)[:, None, None, :]  # (B, 1, 1, S)
+    allowed = _is_key(places, lengths, keys)[:, None, None, :]  # (B, 1, 1, S)
     allowed = allowed & _allowed(distances, causal, window)
     q, k, v = (x[tokens].transpose(1, 2) for x in (query, key, value))  # (B, A, S, D)
     lowest = torch.finfo(query.dtype).min
@@ -146,6 +149,7 @@ def attend_with_distances(
     rows: Tensor,
     keys: Tensor | None,
     queries: Tensor | None,
+    attended: Keys | None = None,
 ) -> Tensor:
     """Returns the attended values (T, A, D) of a network whose scores depend on distances, as `program.Relative` says.
 
@@ -157,9 +161,14 @@ def attend_with_distances(
     heads, real = query.shape[1], places < lengths  # (B, S)
     wide_query, wide_key = (x[tokens].flatten(2) for x in (query, key))
     bias = relative_bias(wide_query, wide_key, heads, rows, keys, queries)
-    bias = bias.where(real[:, None, None, :], torch.finfo(query.dtype).min)
+    bias = bias.where(_is_key(places, lengths, attended)[:, None, None, :], torch.finfo(query.dtype).min)
     q, k, v = (x[tokens].transpose(1, 2) for x in (query, key, value))  # (B, A, S, D)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0).transpose(1, 2)[real]
+
+
+def _is_key(places: Tensor, lengths: Tensor, keys: Keys | None) -> Tensor:
+    """Returns which places of padded sequences hold tokens to attend to, (B, S)."""
+    return places < (lengths if keys is None else keys.ends.diff()[:, None])
 
 
 def _distances(length: int, device: torch.device) -> Tensor:

@@ -84,10 +84,11 @@ class Example(NamedTuple):
     offsets: NDArray[np.int64]
     focus: NDArray[np.int64]
     focus_offsets: NDArray[np.int64]
+    attended: NDArray[np.int64]
 
 
 def _example(vocabulary: int, count: int) -> Example:
     lengths = count * LENGTHS
     offsets = np.cumsum([0, *lengths])
     ids = np.arange(offsets[-1]) * vocabulary // offsets[-1]
-    return Example(ids, np.zeros_like(ids), offsets, np.zeros_like(lengths), np.arange(len(offsets)))
+    return Example(ids, np.zeros_like(ids), offsets, np.zeros_like(lengths), np.arange(len(offsets)), np.diff(offsets))

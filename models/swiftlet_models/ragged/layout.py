@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -24,6 +24,15 @@ class Ragged(Protocol):
     def focus(self) -> NDArray[np.int64]: ...
     @property
     def focus_offsets(self) -> NDArray[np.int64]: ...
+    @property
+    def attended(self) -> NDArray[np.int64]: ...
+
+
+class Keys(NamedTuple):
+    """The tokens that tokens attend to, of a batch where these are not all."""
+
+    tokens: Tensor  # (K,): their places among all tokens
+    ends: Tensor  # cumulative numbers (B + 1,)
 
 
 @dataclass(frozen=True)
@@ -52,9 +61,9 @@ class Sizes:
 class Layout:
     """Views of one buffer that holds a batch and its indices. Shape letters: see `Sizes`."""
 
-    def __init__(self, buffer: Tensor, sizes: Sizes, longest: int) -> None:
+    def __init__(self, buffer: Tensor, sizes: Sizes, longest: int, keys: Keys | None = None) -> None:
         """Divides a buffer of `sizes.numbers` numbers. `longest` bounds the length of a sequence."""
-        self.buffer, self.sizes, self.longest = buffer, sizes, longest
+        self.buffer, self.sizes, self.longest, self.keys = buffer, sizes, longest, keys
         t, b, n = sizes.tokens, sizes.rows + 1, sizes.focus
         parts = iter(torch.split(buffer, [t, t, t, t, t, b, b, n, n]))
         self.input_ids, self.token_type_ids, self.positions = next(parts), next(parts), next(parts)
@@ -83,13 +92,28 @@ class Layout:
     def of(cls, batch: Ragged) -> Layout:
         """Returns the layout of a batch, of exactly its sizes, on the CPU."""
         sizes = Sizes.of(batch)
-        layout = cls(torch.empty(sizes.numbers, dtype=torch.int32), sizes, int(np.diff(batch.offsets).max()))
+        lengths = np.diff(batch.offsets)
+        buffer = torch.empty(sizes.numbers, dtype=torch.int32)
+        layout = cls(buffer, sizes, int(lengths.max()), None if attends_to_all(batch) else _keys(batch))
         layout.write(batch)
         return layout
 
     def to(self, device: torch.device) -> Layout:
         """Returns the layout on a device."""
-        return Layout(self.buffer.to(device), self.sizes, self.longest)
+        keys = None if self.keys is None else Keys(*(part.to(device) for part in self.keys))
+        return Layout(self.buffer.to(device), self.sizes, self.longest, keys)
+
+
+def attends_to_all(batch: Ragged) -> bool:
+    """Returns whether every token attends to all tokens of its sequence, as far as the batch says."""
+    return bool((batch.attended == np.diff(batch.offsets)).all())
+
+
+def _keys(batch: Ragged) -> Keys:
+    places = np.arange(len(batch.input_ids)) - np.repeat(batch.offsets[:-1], np.diff(batch.offsets))
+    tokens = np.flatnonzero(places < np.repeat(batch.attended, np.diff(batch.offsets)))
+    ends = np.concatenate([[0], np.cumsum(batch.attended)]).astype(np.int32)
+    return Keys(torch.from_numpy(tokens), torch.from_numpy(ends))
 
 
 def _fill(view: Tensor, values: NDArray[np.int64], rest: int) -> None:

@@ -43,7 +43,7 @@ class Network:
         self.vocabulary, self.outputs = len(folded.words), folded.outputs
         program = reading_late(folded.program) if folded.program.attends_by_position else folded.program
         fusions = FUSIONS_IN_FLOATS if make_product is in_floats else FUSIONS
-        self._result, self.plan = program.result, plan(joined(program), fusions)
+        self._results, self.plan = program.results, plan(joined(program), fusions)
         parameters = Parameters(folded, device, dtype, make_product)
         # Operations do not hold the network: its memory is freed at once when nothing else holds it.
         self._operations = [operation(part, parameters) for part in self.plan]
@@ -59,4 +59,5 @@ class Network:
             state.values[part.out] = run(state)
             for value in part.ended:
                 state.values.pop(value, None)
-        return state.values[self._result]
+        results = [state.values[result] for result in self._results]
+        return torch.cat(results, 1) if len(results) > 1 else results[0]

@@ -15,7 +15,20 @@ from torch import Tensor
 
 from swiftlet_models.architectures.layers import ACTIVATIONS, rotate
 from swiftlet_models.folding import Array, Folded
-from swiftlet_models.program import WORDS, Attend, Gate, Index, LookUp, Multiply, Norm, Place, Read, Relative, Rotate
+from swiftlet_models.program import (
+    WORDS,
+    Attend,
+    Gate,
+    Index,
+    LookUp,
+    Multiply,
+    Norm,
+    NormHeads,
+    Place,
+    Read,
+    Relative,
+    Rotate,
+)
 from swiftlet_models.ragged.attention import attend, attend_with_bias, attend_with_distances
 from swiftlet_models.ragged.feed_forward import FeedForward
 from swiftlet_models.ragged.in_torch import Kernels
@@ -102,6 +115,8 @@ def operation(part: Planned, parameters: Parameters) -> Operation:
             return _multiply(step, parameters)
         case Norm() as step:
             return _norm(step, parameters)
+        case NormHeads() as step:
+            return _norm_heads(step, parameters)
         case Gate() as step:
             return _gate(step)
         case Rotate() as step:
@@ -171,8 +186,31 @@ def _multiply(step: Multiply, parameters: Parameters) -> Operation:
 
 
 def _norm(step: Norm, parameters: Parameters) -> Operation:
-    norm = parameters.norm(step)
-    return lambda state: state.kernels.layer_norm(state.values[step.x], None, *norm)
+    residual = step.residual
+    if step.centres:
+        norm = parameters.norm(step)
+        if residual is None:
+            return lambda state: state.kernels.layer_norm(state.values[step.x], None, *norm)
+        return lambda state: state.kernels.layer_norm(state.values[step.x], None, *norm) + state[residual]
+    weight = parameters.vector(step.norm + ".weight")
+
+    def run(state: State) -> Tensor:
+        y = F.rms_norm(state.values[step.x], weight.shape, weight, step.epsilon)
+        return y if residual is None else y + state[residual]
+
+    return run
+
+
+def _norm_heads(step: NormHeads, parameters: Parameters) -> Operation:
+    weight, value = parameters.vector(step.norm), step.x.value
+
+    def run(state: State) -> Tensor:
+        place = state[step.x]
+        by_head = place.reshape(len(place), step.heads, -1)
+        place.copy_(F.rms_norm(by_head, weight.shape, weight, step.epsilon).flatten(1))
+        return state.values[value]
+
+    return run
 
 
 def _gate(step: Gate) -> Operation:
@@ -206,10 +244,16 @@ def _attend(step: Attend, parameters: Parameters) -> Operation:
 
     def run(state: State) -> Tensor:
         at, (query, key, value) = state.at, _heads(step, state)
-        if bias is None:
-            attended = state.kernels.attend(query, key, value, at.ends, at.longest, causal=causal, window=window)
+        if bias is not None or (at.keys and (causal or window)):
+            table = query.new_zeros(step.heads, 2 * at.longest - 1) if bias is None else bias
+            attended = attend_with_bias(
+                query, key, value, at.ends, at.longest, table, causal=causal, window=window, keys=at.keys
+            )
+        elif at.keys:
+            kept = key[at.keys.tokens], value[at.keys.tokens]
+            attended = attend(query, *kept, at.ends, at.keys.ends, at.longest)
         else:
-            attended = attend_with_bias(query, key, value, at.ends, at.longest, bias, causal=causal, window=window)
+            attended = state.kernels.attend(query, key, value, at.ends, at.longest, causal=causal, window=window)
         return attended.flatten(1)
 
     return run
@@ -221,7 +265,8 @@ def _attend_with_distances(step: Attend, relative: Relative, parameters: Paramet
 
     def run(state: State) -> Tensor:
         at = state.at
-        return attend_with_distances(*_heads(step, state), at.ends, at.longest, rows, keys, queries).flatten(1)
+        parts = _heads(step, state)
+        return attend_with_distances(*parts, at.ends, at.longest, rows, keys, queries, at.keys).flatten(1)
 
     return run
 
@@ -230,16 +275,23 @@ def _attend_in_focus(step: Attend) -> Operation:
     """Returns an operation whose queries are the positions in focus."""
 
     def run(state: State) -> Tensor:
-        at = state.at
-        return attend(*_heads(step, state), at.focus_ends, at.ends, at.longest).flatten(1)
+        at, (query, key, value) = state.at, _heads(step, state)
+        ends = at.ends
+        if at.keys:
+            key, value, ends = key[at.keys.tokens], value[at.keys.tokens], at.keys.ends
+        return attend(query, key, value, at.focus_ends, ends, at.longest).flatten(1)
 
     return run
 
 
 def _heads(step: Attend, state: State) -> tuple[Tensor, Tensor, Tensor]:
     """Returns query, key and value by head, (rows, A, D)."""
-    parts = (state[place] for place in (step.query, step.key, step.value))
-    query, key, value = (x.view(len(x), step.heads, -1) for x in parts)
+    query, key, value = (
+        state[place].view(len(state[place]), heads, -1)
+        for place, heads in ((step.query, step.heads), (step.key, step.key_heads), (step.value, step.key_heads))
+    )
+    if (times := step.heads // step.key_heads) > 1:
+        key, value = (x.repeat_interleave(times, 1) for x in (key, value))
     return query, key, value
 
 

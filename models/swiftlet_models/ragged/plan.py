@@ -17,6 +17,7 @@ from swiftlet_models.program import (
     LookUp,
     Multiply,
     Norm,
+    NormHeads,
     Place,
     Program,
     Read,
@@ -89,7 +90,7 @@ class Planned(NamedTuple):
 def plan(program: Program, fusions: tuple[Fusion, ...]) -> list[Planned]:
     """Returns the units of a program in the order in which they run, one for each time that they run."""
     steps = tuple(step for block in program.blocks for _ in range(block.times) for step in block.steps)
-    needed = _needed(steps, program.result)
+    needed = _needed(steps, program.results)
     planned: list[Planned] = []
     start, in_focus = 0, False
     while start < len(steps):
@@ -108,19 +109,19 @@ def inputs(step: Step) -> set[str]:
     match step:
         case LookUp():  # it keeps other columns, or adds to its own
             return {step.out.value}
-        case Multiply():
+        case Multiply() | Norm():
             return {step.x, step.residual.value} if step.residual else {step.x}
         case Attend():
             return {step.query.value, step.key.value, step.value.value}
-        case Rotate():
+        case NormHeads() | Rotate():
             return {step.x.value}
-        case Norm() | Gate() | Read():
+        case Gate() | Read():
             return {step.x}
 
 
-def _needed(steps: tuple[Step, ...], result: str) -> list[frozenset[str]]:
+def _needed(steps: tuple[Step, ...], results: tuple[str, ...]) -> list[frozenset[str]]:
     """Returns the values that are read from each step on, and after the last one."""
-    needed = [frozenset({result})]
+    needed = [frozenset(results)]
     for step in reversed(steps):
         needed.append(needed[-1] - {output(step)} | inputs(step))
     return needed[::-1]
@@ -163,7 +164,7 @@ def embeddings(steps: tuple[Step, ...], widths: Widths) -> Iterator[Embeddings]:
             return
     parts = words, position, token_type[0] if token_type else None
     match steps[stop : stop + 1]:
-        case [Norm(x=x) as norm] if x == output(words):
+        case [Norm(x=x, centres=True, residual=None) as norm] if x == output(words):
             yield Embeddings(steps[: stop + 1], *parts, norm)
     yield Embeddings(steps[:stop], *parts, None)
 
@@ -182,7 +183,7 @@ def _summed(steps: tuple[Step, ...], widths: Widths) -> list[LookUp]:
 def add_and_norm(steps: tuple[Step, ...], _: Widths) -> Iterator[AddAndNorm]:
     """Yields a product with a residual, and the norm that follows."""
     match steps[:2]:
-        case [Multiply(residual=Place() as residual) as multiply, Norm(x=x) as norm]:
+        case [Multiply(residual=Place() as residual) as multiply, Norm(x=x, centres=True, residual=None) as norm]:
             if _adds(multiply, residual) and x == multiply.out:
                 yield AddAndNorm(steps[:2], multiply, residual, norm)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from swiftlet_models.ragged.buckets import choose
-from swiftlet_models.ragged.layout import Layout, Ragged, Sizes
+from swiftlet_models.ragged.layout import Layout, Ragged, Sizes, attends_to_all
 from swiftlet_models.ragged.network import Network
 
 log = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ class StaticRunner:
 
     def run(self, batch: Ragged) -> Tensor | None:
         """Returns the outputs at the batch's positions (N, O), which hold until the next call; None if none fits."""
-        size = choose(Sizes.of(batch), self.sizes)
+        size = choose(Sizes.of(batch), self.sizes) if attends_to_all(batch) else None
         return None if size is None else self._batches[size].run(batch)
 
 

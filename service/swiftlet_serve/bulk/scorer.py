@@ -96,7 +96,7 @@ class Scorer:
             return Encoded(None, (), request)
         try:
             sequences = partial_results.encode_whole(self._task, request)
-            check_size(self._task, [len(sequence.input_ids) for sequence in sequences], MAX_TOKENS)
+            check_size(self._task, sequences, MAX_TOKENS)
         except SwiftletError as error:
             return Encoded(request, (), error.code)
         return Encoded(request, sequences)

@@ -14,7 +14,7 @@ from typing import Any, Final, get_args
 import click
 from pydantic import ValidationError
 
-from swiftlet_models.artifact import ArtifactError, Pooling, Precision
+from swiftlet_models.artifact import ArtifactError, PoolingOption, Precision
 from swiftlet_models.errors import ModelError
 from swiftlet_serve import extras, tasks
 from swiftlet_serve.cli import cache, certify, repository, score, summaries
@@ -159,7 +159,9 @@ def check(artifacts: tuple[str, ...], engine: str, public_key: Path | None) -> N
     help="Write no artifact if the precision is not good enough. Default: try the next one.",
 )
 @click.option("--keep-fp32", is_flag=True, help="Add the fp32 weights, for the torch engine.")
-@click.option("--pooling", type=click.Choice(get_args(Pooling)), help="Pooling of a transformers encoder, to embed.")
+@click.option(
+    "--pooling", type=click.Choice(get_args(PoolingOption)), help="Pooling of a transformers encoder, to embed."
+)
 @click.option(
     "--language",
     "languages",
@@ -172,6 +174,12 @@ def check(artifacts: tuple[str, ...], engine: str, public_key: Path | None) -> N
     multiple=True,
     metavar="TOKEN",
     help="Special token that texts may contain, such as the marker of an entity. Repeatable. Default: none.",
+)
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    help="Label that GLiNER finds for requests that name none. Repeatable. Default: requests must name labels.",
 )
 @click.option(
     "--pair-separator",

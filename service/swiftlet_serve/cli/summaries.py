@@ -42,7 +42,8 @@ def _banner(addresses: Addresses, runtime: Runtime) -> Iterator[str]:
     grpc = f", gRPC port {addresses.grpc}" if addresses.grpc else ""
     yield f"Swiftlet is listening on {url}{admin}{grpc}\n"
     for task, pipeline in runtime.tasks.items():
-        example = pipeline.model.task.Request.model_config["json_schema_extra"]["examples"][0]
+        own = pipeline.model.task
+        example = getattr(own, "EXAMPLE", None) or own.Request.model_config["json_schema_extra"]["examples"][0]
         body = shlex.quote(json.dumps(example, ensure_ascii=False))
         yield f"curl {url}/{task} -H 'Content-Type: application/json' -d {body}"
 

@@ -36,7 +36,20 @@ from numpy.typing import NDArray
 
 from swiftlet_models.artifact import Artifact, ArtifactError, Precision
 from swiftlet_models.folding import Array, Folded, FoldingError, Product, fold_artifact
-from swiftlet_models.program import WORDS, Attend, Gate, LookUp, Multiply, Norm, Place, Read, Relative, Rotate, Step
+from swiftlet_models.program import (
+    WORDS,
+    Attend,
+    Gate,
+    LookUp,
+    Multiply,
+    Norm,
+    NormHeads,
+    Place,
+    Read,
+    Relative,
+    Rotate,
+    Step,
+)
 from swiftlet_models.tensors import WeightsError
 from swiftlet_models.weights import open_weights
 from swiftlet_serve.engines import onnx_cpu
@@ -50,11 +63,11 @@ SHARES_CORES: Final = True
 KERNELS: Final = ("amx", "avx512bf16", "avx512vnni", "avxvnni", "avx2", "neon_i8mm", "neon")  # the fastest first
 CHOICE: Final = "SWIFTLET_NATIVE_KERNEL"  # the environment variable that selects a kernel
 # Numbers in C++.
-ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3, "tanh": 4}
+ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3, "tanh": 4, "silu": 5}
 INDICES: Final = {"word": 0, "next_word": 1, "previous_word": 2, "position": 3, "token_type": 4}
 HOW: Final = {"focus": 0, "mean": 1, "max": 2}
 NONE: Final = -1
-STEP_NUMBERS: Final = 16
+STEP_NUMBERS: Final = 17
 MOST_DISTANCES: Final = 512  # rows of a table of distances
 WRONG_SUM: Final = 4  # the status of a call that found a wrong sum and was computed again
 TEST_SECONDS: Final = 0.25  # of the self-test
@@ -65,7 +78,7 @@ ERRORS: Final = {
     3: "a parameter is missing",
     5: "the network's sizes contradict each other",
 }
-INTERFACE: Final = 6  # the version of the functions and programs in swiftlet_serve/native
+INTERFACE: Final = 8  # the version of the functions and programs in swiftlet_serve/native
 
 _Floats = np.ctypeslib.ndpointer(np.float32, flags="C_CONTIGUOUS")
 _Weights = np.ctypeslib.ndpointer(flags="C_CONTIGUOUS")  # int8, or the bits of bf16
@@ -256,17 +269,18 @@ class Native:
         """
         tokens, rows = len(batch.input_ids), len(batch.offsets) - 1
         offsets = batch.offsets, batch.focus_offsets, batch.candidate_offsets
-        if len(batch.token_type_ids) != tokens or len(batch.top_k) != rows or {*map(len, offsets)} != {rows + 1}:
+        counts = {len(batch.top_k), len(batch.attended)}
+        if len(batch.token_type_ids) != tokens or counts != {rows} or {*map(len, offsets)} != {rows + 1}:
             raise ValueError(ERRORS[2])
         shapes = batch.row_shapes(self._outputs)
         # The batch is not validated yet: this bounds the memory. The rows of a valid batch are never longer.
         longest = min(max([0, *(width for _, width in shapes)]), 1 + 2 * self._outputs)
         numbers = np.empty(len(batch.focus) * longest, np.float32)
-        counts = rows, tokens, len(batch.focus), len(batch.candidates)
+        sizes = rows, tokens, len(batch.focus), len(batch.candidates)
         # One array, because passing an array takes two microseconds.
         input_numbers = np.concatenate(batch.arrays, dtype=np.int64, casting="unsafe")
         helped_ns = ctypes.c_int64()
-        status = self._c.swiftlet_run(self._model, *counts, input_numbers, numbers, ctypes.byref(helped_ns))
+        status = self._c.swiftlet_run(self._model, *sizes, input_numbers, numbers, ctypes.byref(helped_ns))
         self._last_call.helped_s = 1e-9 * helped_ns.value
         if status == WRONG_SUM:
             log.error(
@@ -444,6 +458,9 @@ def program_numbers(folded: Folded, parameters: Parameters) -> NDArray[np.int32]
             raise FoldingError(f"the activation {name!r} is not supported")
         return ACTIVATIONS[name]
 
+    def epsilon(number: float) -> int:
+        return int(np.float32(number).view(np.int32))
+
     def numbers(step: Step) -> tuple[int, ...]:
         """The kind of a step, its output, and the numbers of its kind."""
         match step:
@@ -456,20 +473,21 @@ def program_numbers(folded: Folded, parameters: Parameters) -> NDArray[np.int32]
                 after = *place(step.residual), vector(step.gain), activation(step.activation)
                 return 1, values[step.out], values[step.x], product, bias, *after
             case Norm():
-                epsilon = int(np.float32(step.epsilon).view(np.int32))
-                norm = vectors[step.norm + ".weight"], vectors[step.norm + ".bias"]
-                return 2, values[step.out], values[step.x], *norm, epsilon
+                norm = vectors[step.norm + ".weight"], vectors[step.norm + ".bias"] if step.centres else NONE
+                return 2, values[step.out], values[step.x], *norm, epsilon(step.epsilon), *place(step.residual)
             case Attend():
                 places = *place(step.query), *place(step.key), *place(step.value)
                 window = NONE if step.window is None else step.window
                 after = step.heads, step.causal, vector(step.bias), window
-                return 3, values[step.out], *places, *after, *distances(step.relative)
+                return 3, values[step.out], *places, *after, *distances(step.relative), step.key_heads
             case Read():
                 return 4, values[step.out], values[step.x], HOW[step.how]
             case Gate():
                 return 5, values[step.out], values[step.x], activation(step.activation)
             case Rotate():
                 return 6, *place(step.x), step.x.width, vector(step.table), step.heads
+            case NormHeads():
+                return 7, *place(step.x), step.x.width, vector(step.norm), step.heads, epsilon(step.epsilon)
 
     steps = []
     for block in program.blocks:
@@ -477,8 +495,9 @@ def program_numbers(folded: Folded, parameters: Parameters) -> NDArray[np.int32]
             for i, step in enumerate(block.steps):
                 kind, *rest = numbers(step)
                 steps.append([kind, i == 0, *rest, *[0] * (STEP_NUMBERS - 2 - len(rest))])
-    head = len(values), values[program.result], len(steps), folded.positions
-    return np.array([*head, *program.widths.values(), *chain.from_iterable(steps)], np.int32)
+    results = [values[result] for result in program.results]
+    head = len(values), len(results), len(steps), folded.positions
+    return np.array([*head, *program.widths.values(), *results, *chain.from_iterable(steps)], np.int32)
 
 
 def _check(status: int) -> None:

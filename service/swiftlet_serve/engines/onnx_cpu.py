@@ -135,6 +135,7 @@ def ragged_inputs(batch: Batch) -> Mapping[str, NDArray[Any]]:
         "spread": spread,
         "gathered": gathered,
         "lengths": lengths.astype(np.int32),
+        "attended": batch.attended.astype(np.int32),
         "focus": np.repeat(batch.offsets[:-1], focus_counts) + batch.focus,
         "focus_spread": focus_spread,
         "focus_gathered": focus_gathered,

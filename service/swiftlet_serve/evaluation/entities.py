@@ -9,19 +9,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from swiftlet_models import datasets, metrics
-from swiftlet_models.datasets import Span, Tagged
+from swiftlet_models.datasets import Span, Tagged, Unlabelled
 from swiftlet_models.metrics import Score
 from swiftlet_serve import evaluation
 from swiftlet_serve.evaluation import Case, Grade
-from swiftlet_serve.tasks.entities import Entities
+from swiftlet_serve.tasks.entities import Entities, LabelledEntities
 
+KINDS: Final = ("person", "place", "organization", "date")  # labels of texts without any
 CAPITALISED: Final = re.compile(r"(?<!\S)[^\W\d_a-z]\w*(?: [^\W\d_a-z]\w*)*(?!\S)")
 
 
 class Evaluator(evaluation.Evaluator):
     """Measures the F1 of the entities of all texts together. Two models differ by the texts' own F1.
 
-    A word has the label of its first token (strategy `first`), as in training.
+    A word has the label of its first token (strategy `first`), as in training. A model that reads labels is asked for
+    all kinds of entities of the file.
     """
 
     golden_inputs = (
@@ -31,12 +33,26 @@ class Evaluator(evaluation.Evaluator):
         "김영희는 2019년 서울에서 한국은행에 들어갔다.",
     )
 
-    def __init__(self, task: Entities):
-        self._scheme = "bio" if {label[:2] for label in task.labels} <= {"O", "B-", "I-"} else "bilou"
+    def __init__(self, task: Entities | LabelledEntities):
+        self._own: dict[str, Any] = {}  # parameters of requests that are made of texts alone
+        self._scheme: str | None = None
+        if isinstance(task, LabelledEntities):
+            self._own = {"parameters": {"labels": list(task.labelling.labels or KINDS)}}
+        else:
+            self._scheme = "bio" if {label[:2] for label in task.labels} <= {"O", "B-", "I-"} else "bilou"
+
+    def golden_bodies(self) -> list[dict[str, Any]]:
+        return [body | self._own for body in super().golden_bodies()]
+
+    def bodies(self, texts: Sequence[Unlabelled]) -> list[dict[str, Any]]:
+        return [body | self._own for body in super().bodies(texts)]
 
     def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
+        texts = datasets.tagged(data)
         parameters: dict[str, Any] = {"aggregation_strategy": "first", "label_scheme": self._scheme}
-        return [_case(text, parameters) for text in datasets.tagged(data)[skip:stop]]
+        if self._scheme is None:
+            parameters = {"labels": sorted({kind for text in texts for _, _, kind in text.spans})}
+        return [_case(text, parameters) for text in texts[skip:stop]]
 
     def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
         kinds = Counter(kind for case in cases for _, _, kind in case.expected)

@@ -17,7 +17,7 @@ from swiftlet_models.relations import find_relations
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve import evaluation
 from swiftlet_serve.evaluation import Case, Grade
-from swiftlet_serve.tasks.zero_shot import EmbeddingZeroShot, ZeroShot, ZeroShotRequest, answer
+from swiftlet_serve.tasks.zero_shot import EmbeddingZeroShot, LabelledZeroShot, ZeroShot, ZeroShotRequest, answer
 from swiftlet_serve.types import Row
 
 TOPICS: Final = ("technology", "the weather", "food")  # labels of texts without one
@@ -37,7 +37,7 @@ class Evaluator(evaluation.Evaluator):
         "서울의 봄은 짧지만 아름답다.",
         "Ünïcödé, naïve café, e\u0301 and ﬁ 🎬: the tokenizer must keep its footing.",
     )
-    _task: ZeroShot | EmbeddingZeroShot
+    _task: ZeroShot | EmbeddingZeroShot | LabelledZeroShot
 
     def golden_bodies(self) -> list[dict[str, Any]]:
         parameters = {"candidate_labels": ["technology", "the weather", "서울"]}

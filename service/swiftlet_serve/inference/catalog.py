@@ -130,9 +130,12 @@ class Catalog:
         self.pipelines.clear()
         self.tasks.clear()
         for task, name in answered:
-            self._first_names.setdefault(task, name)
             served = self._models[name]
-            if (pipeline := served.pipelines[served.aliases[DEFAULT]]) is not None:
+            pipeline = served.pipelines[served.aliases[DEFAULT]]
+            if pipeline is not None and task not in pipeline.model.task_names:
+                continue
+            self._first_names.setdefault(task, name)
+            if pipeline is not None:
                 self.pipelines.setdefault(name, pipeline)
                 self.tasks.setdefault(task, pipeline.for_task(task))
 

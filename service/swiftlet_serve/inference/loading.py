@@ -10,10 +10,11 @@ from typing import Any, Final, Self
 
 import swiftlet_models
 from swiftlet_models import sources
-from swiftlet_models.added_tokens import TokenizerError
 from swiftlet_models.artifact import TOKENIZER, Artifact, ArtifactError, Manifest, find_artifacts, open_artifact
+from swiftlet_models.errors import ModelError
 from swiftlet_models.parameters import token_types
 from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_models.weights import read_head
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference import model_source
@@ -42,7 +43,9 @@ class OpenModel:
     @property
     def task_names(self) -> Sequence[str]:
         """The tasks that the model answers. The task of its manifest comes first."""
-        return tasks.answered_by(self.manifest.task)
+        about, names = self.manifest.embedding, tasks.answered_by(self.manifest.task)
+        has_vector = about is None or about.vector
+        return [name for name in names if has_vector or not getattr(tasks.load(name), "READS_VECTOR", False)]
 
     def for_task(self, name: str) -> Self:
         """Returns the model with another of its tasks.
@@ -56,8 +59,8 @@ class OpenModel:
             known = " or ".join(self.task_names)
             raise SetupError(f"The model {self.manifest.name} is for the task {known}, not {name}.")
         try:
-            task = tasks.load(name).create(self.tokenizer, self.manifest)
-        except ValueError as error:
+            task = tasks.create(name, self.tokenizer, self.manifest, read_head(self.artifact))
+        except (ModelError, ValueError) as error:
             raise SetupError(f"The model {self.manifest.name} cannot serve the task {name}: {error}") from None
         return replace(self, task=task, task_name=name)
 
@@ -128,8 +131,8 @@ def open_model(path: Path, engine_name: str, tokenizers: MutableMapping[str, Tok
     try:
         if (tokenizer := known.get(digest)) is None:
             known[digest] = tokenizer = Tokenizer.load(artifact.file(TOKENIZER), manifest.reading)
-        task: Task[Any, Any] = tasks.load(manifest.task).create(tokenizer, manifest)
-    except (TokenizerError, ValueError) as error:
+        task = tasks.create(manifest.task, tokenizer, manifest, read_head(artifact))
+    except (ModelError, ValueError) as error:
         raise ArtifactError(f"{name}: {error}") from error
     if tokenizer.vocab_size > manifest.vocab_size:
         raise ArtifactError(f"{name}: the tokenizer has more tokens than the network, so it belongs to another model.")

@@ -157,7 +157,7 @@ class Pipeline:
                 inputs = await self._encode(request, record)
                 sequences += [sequence for input_ in inputs for sequence in input_.encodings]
                 lengths = [len(sequence.input_ids) for sequence in sequences]
-                check_size(self.model.task, lengths, self._settings.max_queued_tokens)
+                check_size(self.model.task, sequences, self._settings.max_queued_tokens)
                 check_duration(lengths, self._scheduler.minimum_s, self._settings.longest_s)
                 if record is not None and (left_out := sum([sequence.left_out for sequence in sequences])):
                     record.left_out = left_out
@@ -228,11 +228,13 @@ def wrong_task() -> NotFound:
     return NotFound("unknown_model", "No model of this name serves this task. See /models for the served models.")
 
 
-def check_size(task: Task[Any, Any], lengths: Sequence[int], max_tokens: int) -> None:
+def check_size(task: Task[Any, Any], sequences: Sequence[Encoding], max_tokens: int) -> None:
     """Raises Unprocessable for a request that could never be admitted. A retry would be of no use."""
+    positions = sum([len(sequence.focus) for sequence in sequences])
     for count, limit, unit in (
-        (len(lengths), getattr(task, "max_sequences", MAX_SEQUENCES), "sequences"),
-        (sum(lengths), max_tokens, "tokens"),
+        (len(sequences), getattr(task, "max_sequences", MAX_SEQUENCES), "sequences"),
+        (sum([len(sequence.input_ids) for sequence in sequences]), max_tokens, "tokens"),
+        (positions, getattr(task, "max_positions", positions), "vectors"),
     ):
         if count > limit:
             fault = FieldError("/inputs", "input_too_long", limit)

@@ -50,6 +50,7 @@ bool batch_valid(const Model& m, const Batch& batch, std::int64_t candidates) {
     if (!within(batch.ids, batch.tokens, m.vocabulary())) return false;
     if (m.token_types() && !within(batch.token_types, batch.tokens, m.token_types())) return false;
     for (int b = 0; b < batch.sequences; b++) {
+        if (batch.attended[b] < 1 || batch.attended[b] > batch.length(b)) return false;
         const std::int64_t first = batch.focus_offsets[b], last = batch.focus_offsets[b + 1];
         if (!within(batch.focus + first, last - first, batch.offsets[b + 1] - batch.offsets[b])) return false;
     }
@@ -66,7 +67,7 @@ bool batch_valid(const Model& m, const Batch& batch, std::int64_t candidates) {
 }  // namespace
 
 // The version of these functions and of programs. Python refuses a library of another version.
-EXPORT int swiftlet_interface() { return 6; }
+EXPORT int swiftlet_interface() { return 8; }
 
 EXPORT const char* swiftlet_kernel() { return Isa::name; }
 
@@ -124,7 +125,7 @@ EXPORT std::int64_t swiftlet_model_bytes(const Model* model) { return static_cas
 EXPORT std::int64_t swiftlet_workspace_bytes() { return static_cast<std::int64_t>(workspace.bytes()); }
 
 // Computes a batch and writes the outputs of the sequences one after another. `arrays` holds, one after another: offsets,
-// focus_offsets and candidate_offsets (sequences + 1 each), top_k (sequences), ids and token_types (tokens each), focus
+// focus_offsets and candidate_offsets (sequences + 1 each), top_k and attended (sequences each), ids and token_types (tokens each), focus
 // (reads) and candidates. `helped_ns` receives the time of other threads. Several threads may call it at the same time.
 // Returns `wrong_sum` if tiles computed one: then the outputs come from a second computation on vectors.
 EXPORT int swiftlet_run(const Model* model, std::int64_t sequences, std::int64_t tokens, std::int64_t reads,
@@ -136,7 +137,7 @@ EXPORT int swiftlet_run(const Model* model, std::int64_t sequences, std::int64_t
     Batch batch;
     batch.sequences = static_cast<int>(sequences), batch.tokens = static_cast<int>(tokens), batch.reads = static_cast<int>(reads);
     batch.offsets = next(sequences + 1), batch.focus_offsets = next(sequences + 1), batch.candidate_offsets = next(sequences + 1);
-    batch.top_k = next(sequences), batch.ids = next(tokens), batch.token_types = next(tokens);
+    batch.top_k = next(sequences), batch.attended = next(sequences), batch.ids = next(tokens), batch.token_types = next(tokens);
     batch.focus = next(reads), batch.candidates = next(candidates);
     if (!batch_valid(*model, batch, candidates)) return bad_batch;
     const auto run = [&] {
@@ -200,7 +201,7 @@ EXPORT int swiftlet_attend(int queries, int keys, int heads, int depth, const fl
             pack({k + at, width}, {v + at, width}, first, std::min(step, keys - first), keys, heads, depth, to, memory);
         }
         const Placement placement{bias, 2 * keys - 1 + lanes, keys, causal != 0, window, positions};
-        attend({q, width}, queries, to, keys, heads, depth, placement, out, width, memory);
+        attend({q, width}, queries, to, keys, heads, 1, depth, placement, out, width, memory);
         return ok;
     });
 }

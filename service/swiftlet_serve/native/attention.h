@@ -66,8 +66,9 @@ struct Placement {
     int position(int query) const { return positions ? static_cast<int>(positions[query]) : first + query; }
     // The keys that a query attends to.
     Keys attended(int query, int keys) const {
-        const int at = position(query), reach = window < 0 ? keys : std::min(keys, window / 2);
-        return {std::max(0, at - reach), causal ? at + 1 : std::min(keys, at + 1 + reach)};
+        constexpr int anywhere = 1 << 24;  // more than any position, which may lie behind the keys
+        const int at = position(query), reach = window < 0 ? anywhere : std::min(anywhere, window / 2);
+        return {std::max(0, at - reach), std::min(keys, causal ? at + 1 : at + 1 + reach)};
     }
     // The keys from the first to the last one that any of `rows` queries attends to.
     Keys attended(int query, int rows, int keys) const {

@@ -158,12 +158,12 @@ void pack(Rows key, Rows value, int first, int rows, int keys, int heads, int de
 }
 
 // The attention of queries of one sequence. q (queries, .) is scaled, and `packed` has the sequence's keys and values. Heads
-// of `depth` are side by side. With `relative`, the memory is that of `relative_scratch`.
+// of `depth` are side by side. Each head of keys serves `served` of them. With `relative`, the memory is that of `relative_scratch`.
 template <class A = Isa>
-void attend(Rows q, int queries, const float* packed, int keys, int heads, int depth, Placement placement, float* out, int stride, float* memory, const Relative* relative = nullptr) {
+void attend(Rows q, int queries, const float* packed, int keys, int heads, int served, int depth, Placement placement, float* out, int stride, float* memory, const Relative* relative = nullptr) {
     const std::size_t size = packed_size(keys, 1, depth), table_size = relative ? packed_size(relative->table, 1, depth) : 0;
     const std::size_t scratch = attention_scratch(depth);
-    for (int head = 0; head < heads; head++, q.x += depth, packed += size, out += depth) {
+    for (int head = 0; head < heads; head++, q.x += depth, packed += head % served ? 0 : size, out += depth) {
         const auto run = [&](auto products, auto met) {
             if (relative) {
                 placement.own = memory + 2 * scratch, placement.own_stride = distances_stride(keys);

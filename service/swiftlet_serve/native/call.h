@@ -13,6 +13,9 @@
 
 #pragma once
 
+#include <limits>
+#include <mutex>
+
 #include "attention_tiles.h"
 #include "helpers.h"
 #include "model.h"
@@ -73,7 +76,7 @@ class Call : public Tasks {
                 index[i] = static_cast<int>(b.offsets[s] + b.focus[i]);
                 read_owner[i] = s;
             }
-            key_start[s + 1] = key_start[s] + round_up(b.length(s), packed_rows);
+            key_start[s + 1] = key_start[s] + round_up(b.keys(s), packed_rows);
             out_start[s] = written;
             written += static_cast<std::size_t>(b.focus_offsets[s + 1] - b.focus_offsets[s]) * row_size(s);
         }
@@ -141,6 +144,12 @@ class Call : public Tasks {
         each([&](int value) { total += rows * program_.stride(value); });
         float* next = memory_.values.reserve(total);
         each([&](int value) { call_values_[value] = next, next += rows * program_.stride(value); });
+        for (const Segment& segment : program_.segments)
+            if (segment.folds != none) {
+                const std::size_t size = static_cast<std::size_t>(batch_.sequences) * program_.stride(segment.folds);
+                maxima_ = memory_.maxima.reserve(size);
+                std::fill(maxima_, maxima_ + size, -std::numeric_limits<float>::infinity());
+            }
         for (const Step& s : program_.steps)
             if (s.kind == Kind::attend) key_floats_ = std::max(key_floats_, floats_per_key(s));
         if (!by_chunks_) return;
@@ -150,7 +159,7 @@ class Call : public Tasks {
     // The packed floats of a key and a value, of all heads.
     std::size_t floats_per_key(const Step& s) const {
         const TileCall tiles(tiles_);
-        return packed_size(packed_rows, s.heads, s.width / s.heads) / packed_rows;
+        return packed_size(packed_rows, s.key_heads, s.width / s.heads) / packed_rows;
     }
     // Whether a value is in the call's memory, and not in that of the thread that runs a part.
     bool in_call(int value) const {
@@ -173,6 +182,8 @@ class Call : public Tasks {
     const int* key_start_ = nullptr;                  // (sequences + 1,): the place of its keys among all packed keys
     const std::size_t* out_start_ = nullptr;          // (sequences,): the place of its outputs
     std::vector<float*> call_values_;
+    float* maxima_ = nullptr;  // (sequences, stride): of a value whose rows are not kept
+    mutable std::mutex folding_;  // of threads that compute rows of the same sequence
     std::size_t key_floats_ = 0;  // the most that a key and a value take, packed, in a layer
     float* packed_[2] = {};
 };
@@ -208,6 +219,7 @@ class Call::Worker {
             for (first_ = rows.first; first_ < rows.last; first_ += size) {
                 count_ = std::min(size, rows.last - first_);
                 for (int i = segment.first; i < segment.last; i++) run(program_.steps[i]);
+                if (segment.folds != none) fold(segment.folds);
                 if (number == static_cast<int>(program_.segments.size()) - 1) write_outputs();
             }
             if (segment.packs != none) pack_keys(program_.steps[segment.packs], rows);
@@ -232,6 +244,7 @@ class Call::Worker {
             case Kind::read: return s.how == How::focus ? gather(s) : pool(s);
             case Kind::gate: return gate(s);
             case Kind::rotate: return rotate(s);
+            case Kind::norm_heads: return normalise_heads(s);
         }
     }
 
@@ -341,14 +354,35 @@ class Call::Worker {
     void normalise(const Step& s) {
         const int width = program_.width(s.out), stride = program_.stride(s.out);
         const Ranges ranges = memory_.ranges();
-        const float *from = rows(s.x.value), *weight = model_.vector(s.parameter), *bias = model_.vector(s.bias);
+        const float *from = rows(s.x.value), *weight = model_.vector(s.parameter), *bias = s.bias == none ? nullptr : model_.vector(s.bias);
+        const float* residual = s.residual.value == none ? nullptr : rows(s.residual.value) + s.residual.first;
         float* to = rows(s.out);
+        float* own = memory_.attention.reserve(residual ? width : 0);
         for (int i = 0; i < count_; i++, from += stride, to += stride) {
             Floats low, high;
-            if (from != to) std::memcpy(to, from, width * sizeof(float));
-            layer_norm(to, width, weight, bias, s.epsilon, low, high);
+            float* y = residual ? own : to;
+            if (from != y) std::memcpy(y, from, width * sizeof(float));
+            bias ? layer_norm(y, width, weight, bias, s.epsilon, low, high) : rms_norm(y, width, weight, s.epsilon, low, high);
+            if (residual) {
+                low = high = Isa::zero();
+                for (int d = 0; d < width; d += lanes) {
+                    const Floats sum = Isa::add(Isa::load(residual + d), Isa::load(y + d));
+                    low = Isa::min(low, sum), high = Isa::max(high, sum);
+                    Isa::store(to + d, sum);
+                }
+                residual += program_.stride(s.residual.value);
+            }
             if (s.ranged) Isa::store(ranges.from(i).low, low), Isa::store(ranges.from(i).high, high);
         }
+    }
+
+    void normalise_heads(const Step& s) {
+        const int depth = s.width / s.heads, stride = program_.stride(s.out);
+        const float* weight = model_.vector(s.parameter);
+        float* x = rows(s.out) + s.x.first;
+        Floats low, high;
+        for (int i = 0; i < count_; i++, x += stride)
+            for (float* head = x; head < x + s.width; head += depth) rms_norm(head, depth, weight, s.epsilon, low, high);
     }
 
     // Packs the keys and values that a segment has computed for the part.
@@ -357,10 +391,12 @@ class Call::Worker {
         for (int row = range.first, end; row < range.last; row = end) {
             const int sequence = call_.owner_[row];
             end = std::min<int>(range.last, batch_.offsets[sequence + 1]);
-            const int keys = batch_.length(sequence);
-            float* scratch = memory_.attention.reserve(packing_scratch(end - row, depth));
-            pack({rows(s.key.value, row) + s.key.first, key_stride}, {rows(s.value.value, row) + s.value.first, value_stride},
-                 static_cast<int>(row - batch_.offsets[sequence]), end - row, keys, s.heads, depth, packed(s, sequence), scratch);
+            const int keys = batch_.keys(sequence), first = static_cast<int>(row - batch_.offsets[sequence]);
+            const int count = std::min(end - row, keys - first);  // tokens beyond the keys are only queries
+            if (count <= 0) continue;
+            float* scratch = memory_.attention.reserve(packing_scratch(count, depth));
+            pack({rows(s.key.value, row) + s.key.first, key_stride}, {rows(s.value.value, row) + s.value.first, value_stride}, first,
+                 count, keys, s.key_heads, depth, packed(s, sequence), scratch);
         }
     }
 
@@ -377,7 +413,7 @@ class Call::Worker {
         float* to = rows(s.out);
         const Relative relative = s.relative_rows != none ? model_.relative(s) : Relative{};
         for (int row = first_, end; row < first_ + count_; row = end) {
-            const int sequence = owner[row], keys = batch_.length(sequence);
+            const int sequence = owner[row], keys = batch_.keys(sequence);
             for (end = row + 1; end < first_ + count_ && owner[end] == sequence;) end++;
             Placement placement{model_.position_bias(s.bias), model_.bias_stride(), program_.positions, s.causal, s.window};
             if (reads_)
@@ -386,7 +422,7 @@ class Call::Worker {
                 placement.first = static_cast<int>(row - batch_.offsets[sequence]);
             const bool has_distances = s.relative_rows != none;
             float* scratch = memory_.attention.reserve(has_distances ? relative_scratch(depth, end - row, keys) : attention_scratch(depth));
-            attend({q, q_stride}, end - row, packed(s, sequence), keys, s.heads, depth, placement, to, stride, scratch, has_distances ? &relative : nullptr);
+            attend({q, q_stride}, end - row, packed(s, sequence), keys, s.heads, s.heads / s.key_heads, depth, placement, to, stride, scratch, has_distances ? &relative : nullptr);
             q += static_cast<std::size_t>(end - row) * q_stride, to += static_cast<std::size_t>(end - row) * stride;
         }
     }
@@ -400,6 +436,20 @@ class Call::Worker {
         for (int i = first_; i < first_ + count_; i++, to += stride) std::memcpy(to, token(s.x.value, call_.index_[i]), stride * sizeof(float));
     }
 
+    // Raises numbers to those of x, or to NaN.
+    static void raise(const float* x, int width, float* to) {
+        for (int d = 0; d < width; d++) to[d] = to[d] < x[d] || x[d] != x[d] ? x[d] : to[d];
+    }
+
+    // Takes the rows of a block into the maxima of their sequences. The order of the rows does not matter.
+    void fold(int value) {
+        const int width = program_.width(value), stride = program_.stride(value);
+        const float* x = rows(value);
+        const std::lock_guard<std::mutex> lock(call_.folding_);
+        for (int row = first_; row < first_ + count_; row++, x += stride)
+            raise(x, width, call_.maxima_ + static_cast<std::size_t>(call_.owner_[row]) * stride);
+    }
+
     // Computes the mean or the maximum of a sequence's tokens. Tokens are added in order: a sum does not depend on other
     // sequences.
     void pool(const Step& s) {
@@ -407,6 +457,10 @@ class Call::Worker {
         float* to = rows(s.out);
         for (int i = first_; i < first_ + count_; i++, to += stride) {
             const int sequence = call_.read_owner_[i];
+            if (call_.maxima_) {
+                std::copy_n(call_.maxima_ + static_cast<std::size_t>(sequence) * stride, width, to);
+                continue;
+            }
             const std::int64_t first = batch_.offsets[sequence], last = batch_.offsets[sequence + 1];
             std::copy(token(s.x.value, first), token(s.x.value, first) + width, to);
             for (std::int64_t t = first + 1; t < last; t++) {
@@ -414,7 +468,7 @@ class Call::Worker {
                 if (s.how == How::mean)
                     add(x, width, to);
                 else
-                    for (int d = 0; d < width; d++) to[d] = to[d] < x[d] || x[d] != x[d] ? x[d] : to[d];
+                    raise(x, width, to);
             }
             const float scale = 1.0f / static_cast<float>(last - first);
             if (s.how == How::mean)
@@ -424,9 +478,9 @@ class Call::Worker {
 
     // Writes the outputs of the block's positions, or the top k of them.
     void write_outputs() {
-        const int outputs = model_.outputs(), stride = program_.stride(program_.result);
-        float* row = rows(program_.result);
-        for (int i = first_; i < first_ + count_; i++, row += stride) {
+        const int outputs = model_.outputs();
+        for (int i = first_; i < first_ + count_; i++) {
+            float* row = outputs_of(i);
             const int s = call_.read_owner_[i];
             const std::int64_t candidate = batch_.candidate_offsets[s], count = batch_.candidate_offsets[s + 1] - candidate, at = i - batch_.focus_offsets[s];
             const int k = static_cast<int>(batch_.top_k[s]);
@@ -438,6 +492,14 @@ class Call::Worker {
             else
                 std::copy(row, row + outputs, out);
         }
+    }
+
+    // The outputs of a position. Those of several values are copied side by side.
+    float* outputs_of(int row) {
+        if (program_.results.size() == 1) return rows(program_.results[0], row);
+        float *all = memory_.outputs.reserve(round_up(model_.outputs(), lanes)), *next = all;
+        for (int value : program_.results) next = std::copy_n(rows(value, row), program_.width(value), next);
+        return all;
     }
 
     const Call& call_;

@@ -56,18 +56,18 @@ constexpr int most_rows = 192;  // the same of a long sequence, whose keys are r
 // made it.
 struct Workspace {
     // Of a call: values whose rows later steps read, packed keys and values, and the places of rows.
-    Buffer<float> values, packed;
+    Buffer<float> values, packed, maxima;
     Buffer<int> index, owner, read_owner;
     Buffer<std::size_t> out_start;
     Buffer<int> key_start;
     // Of the tasks that the thread runs.
-    Buffer<float> own_values, own_packed, attention, scale, offset, low, high, float_rows;
+    Buffer<float> own_values, own_packed, attention, scale, offset, low, high, float_rows, outputs;
     Buffer<Quantised> quantised_rows;
 
     template <class Function>
     void each(Function&& f) {
-        f(values), f(packed), f(index), f(owner), f(read_owner), f(out_start), f(key_start);
-        f(own_values), f(own_packed), f(attention), f(scale), f(offset), f(low), f(high), f(float_rows), f(quantised_rows);
+        f(values), f(packed), f(maxima), f(index), f(owner), f(read_owner), f(out_start), f(key_start);
+        f(own_values), f(own_packed), f(attention), f(scale), f(offset), f(low), f(high), f(float_rows), f(outputs), f(quantised_rows);
     }
     std::size_t bytes() {
         std::size_t total = 0;

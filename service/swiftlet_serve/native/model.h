@@ -29,9 +29,11 @@ struct Batch {
     // For `top_k`. If a sequence's top_k is 0, its candidates are one output for each position in focus, whose
     // log-probabilities it asks for. Without candidates, it asks for all outputs.
     const std::int64_t *top_k, *candidates, *candidate_offsets;
+    const std::int64_t* attended;  // (sequences,): the tokens of a sequence that its tokens attend to, from the first one on
     int sequences, tokens, reads;
 
     int length(int b) const { return static_cast<int>(offsets[b + 1] - offsets[b]); }
+    int keys(int b) const { return static_cast<int>(attended[b]); }
 };
 
 class Model {
@@ -85,7 +87,7 @@ class Model {
     bool ready() const { return ready_; }
     Precision precision() const { return precision_; }
     const Program& program() const { return program_; }
-    int outputs() const { return program_.width(program_.result); }
+    int outputs() const { return program_.outputs(); }
     int vocabulary() const { return vocabulary_; }
     int token_types() const { return token_types_; }
 
@@ -150,7 +152,11 @@ class Model {
                 require(products_[s.parameter].is(width, program_.width(s.x.value)));
                 if (s.gain != none) is(s.gain, width);
                 break;
-            case Kind::norm: is(s.parameter, width), is(s.bias, width); break;
+            case Kind::norm:
+                is(s.parameter, width);
+                if (s.bias != none) is(s.bias, width);
+                break;
+            case Kind::norm_heads: is(s.parameter, s.width / s.heads); break;
             case Kind::attend:
                 if (s.bias != none) pad_position_bias(s);
                 if (s.relative_rows != none) take_distances(s, is);

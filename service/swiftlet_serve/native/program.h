@@ -31,10 +31,10 @@ constexpr int max_size = 1 << 24;      // of a dimension: sums of a few of them 
 constexpr std::size_t max_numbers = std::size_t{1} << 40;  // of a vector
 constexpr int max_steps = 1 << 16;
 constexpr int multiple = 16;           // the widths are multiples of the widest vector, and of a group of inputs
-constexpr int numbers_per_step = 16;
+constexpr int numbers_per_step = 17;
 constexpr int none = -1;
 
-enum class Kind : int { look_up, multiply, norm, attend, read, gate, rotate };
+enum class Kind : int { look_up, multiply, norm, attend, read, gate, rotate, norm_heads };
 enum class Index : int { word, next_word, previous_word, position, token_type };
 enum class How : int { focus, mean, max };
 
@@ -47,11 +47,11 @@ struct Step {
     Kind kind;
     bool starts_block = false;  // only one value passes from the steps before to this one and those after it
     int out = none;
-    Place x;             // what a product, a norm, a gate or a read takes; the query of attention; the output of a look-up or a rotation
+    Place x;             // what a product, a norm, a gate or a read takes; the query of attention; the output of a look-up, a rotation or a norm of heads
     Place key, value;    // of attention
-    Place residual;      // of a product
-    int width = 0;       // of a look-up, a rotation or the query
-    int parameter = none, bias = none;  // a matrix, a vector or a table; a norm's or an exact product's second vector; or the position bias
+    Place residual;      // of a product or a norm
+    int width = 0;       // of a look-up, a rotation, a norm of heads or the query
+    int parameter = none, bias = none;  // a matrix, a vector or a table; the second vector of a LayerNorm or an exact product; or the position bias
     int gain = none;     // a vector
     Activation activation = Activation::none;
     bool exact = false;  // a product in floats: `parameter` and `bias` are vectors
@@ -59,6 +59,7 @@ struct Step {
     bool in_vector = false;  // whether a look-up's table is a vector, and not the words
     bool adds = false;
     int heads = 1;
+    int key_heads = 1;   // of attention: each serves heads / key_heads heads of the query
     bool causal = false;
     int relative_rows = none, relative_keys = none, relative_queries = none;  // vectors: what distances add to the scores of attention
     int window = none;   // of attention: a token attends to tokens at a distance of at most window / 2; none: to all
@@ -82,12 +83,13 @@ struct Segment {
     bool waits = false;
     bool starts_block = false;
     int packs = none;       // the step of attention whose keys and values this segment computed
+    int folds = none;       // the value that this segment computed and the next one reads the maximum of, which is found row by row
 };
 
 class Program {
    public:
     int positions = 0;  // the most tokens of a sequence
-    int result = none;
+    std::vector<int> results;  // the values that hold the outputs, side by side
     std::vector<int> widths;
     std::vector<Step> steps;
     std::vector<Segment> segments;
@@ -96,15 +98,18 @@ class Program {
     // Throws Misshapen. `size` is the count of the numbers.
     Program(const std::int32_t* numbers, std::int64_t size) {
         require(size >= 4);
-        const int values = numbers[0], count = numbers[2];
-        require(values >= 1 && values <= max_steps && count >= 1 && count <= max_steps);
-        require(size == 4 + values + static_cast<std::int64_t>(count) * numbers_per_step);
-        result = numbers[1], positions = numbers[3];
-        require(result >= 0 && result < values && positions >= 1 && positions <= max_size);
+        const int values = numbers[0], outputs = numbers[1], count = numbers[2];
+        require(values >= 1 && values <= max_steps && outputs >= 1 && outputs <= values && count >= 1 && count <= max_steps);
+        require(size == 4 + values + outputs + static_cast<std::int64_t>(count) * numbers_per_step);
+        positions = numbers[3];
+        require(positions >= 1 && positions <= max_size);
         numbers += 4;
         widths.assign(numbers, numbers + values);
         for (int width : widths) require(width >= 1 && width <= max_size);
         numbers += values;
+        results.assign(numbers, numbers + outputs);
+        for (int result : results) require(checked_value(result) == result);
+        numbers += outputs;
         for (int i = 0; i < count; i++, numbers += numbers_per_step) steps.push_back(read_step(numbers));
         divide();
         check_values();
@@ -115,6 +120,12 @@ class Program {
     // The distance between the rows of a value in memory: whole vectors.
     int stride(int value) const { return round_up(widths[value], lanes); }
     bool is_block(int value) const { return storage[value] == Storage::block; }
+    int outputs() const {
+        std::int64_t total = 0;
+        for (int result : results) total += widths[result];
+        require(total <= max_size);
+        return static_cast<int>(total);
+    }
 
    private:
     template <class Enum>
@@ -146,10 +157,17 @@ class Program {
         return number;
     }
 
+    static float epsilon(std::int32_t bits) {
+        float number;
+        std::memcpy(&number, &bits, sizeof number);
+        require(number >= 0 && number <= 1);
+        return number;
+    }
+
     // The numbers of a step: its kind, whether it starts a block, its output, and those of its kind.
     Step read_step(const std::int32_t* n) const {
         Step s{};
-        s.kind = choice(n[0], Kind::rotate);
+        s.kind = choice(n[0], Kind::norm_heads);
         s.starts_block = n[1] != 0;
         s.out = checked_value(n[2]);
         n += 3;
@@ -165,36 +183,42 @@ class Program {
                 if (n[3] != none) s.residual = place(n[3], n[4], widths[s.out]);
                 s.gain = optional(n[5]);
                 if (s.gain != none || s.exact) require(s.exact ? n[3] == none && s.gain == none : n[3] != none);
-                s.activation = choice(n[6], Activation::tanh);
+                s.activation = choice(n[6], Activation::silu);
                 if (n[3] != none) require(s.activation == Activation::none);
                 break;
             case Kind::norm:
-                s.x = {input(n[0]), 0}, s.parameter = parameter(n[1]), s.bias = parameter(n[2]);
-                std::memcpy(&s.epsilon, n + 3, sizeof s.epsilon);
-                require(widths[s.out] == widths[s.x.value] && s.epsilon >= 0 && s.epsilon <= 1);
+                s.x = {input(n[0]), 0}, s.parameter = parameter(n[1]), s.bias = optional(n[2]), s.epsilon = epsilon(n[3]);
+                if (n[4] != none) s.residual = place(n[4], n[5], widths[s.out]);
+                require(widths[s.out] == widths[s.x.value]);
                 break;
             case Kind::attend: {
-                s.width = widths[input(s.out)], s.heads = n[6];
-                s.x = place(n[0], n[1], s.width), s.key = place(n[2], n[3], s.width), s.value = place(n[4], n[5], s.width);
+                s.width = widths[input(s.out)], s.heads = n[6], s.key_heads = n[13];
                 require(s.heads >= 1 && s.width % s.heads == 0 && s.width / s.heads % multiple == 0);
+                require(s.key_heads >= 1 && s.heads % s.key_heads == 0);
+                const int key_width = s.width / s.heads * s.key_heads;
+                s.x = place(n[0], n[1], s.width), s.key = place(n[2], n[3], key_width), s.value = place(n[4], n[5], key_width);
                 s.causal = n[7] != 0, s.bias = optional(n[8]), s.window = optional(n[9]);
                 s.relative_rows = optional(n[10]), s.relative_keys = optional(n[11]), s.relative_queries = optional(n[12]);
                 require((s.relative_rows != none) == (s.relative_keys != none || s.relative_queries != none));
-                require(s.relative_rows == none || (s.bias == none && s.window == none && !s.causal));
+                require(s.relative_rows == none || (s.bias == none && s.window == none && !s.causal && s.key_heads == s.heads));
                 for (int value : {s.x.value, s.key.value, s.value.value}) require(value != s.out);
                 break;
             }
             case Kind::read:
-                s.x = {input(n[0]), 0}, s.how = choice(n[1], How::max);
+                s.x = {checked_value(n[0]), 0}, s.how = choice(n[1], How::max);
                 require(widths[s.out] == widths[s.x.value]);
                 break;
             case Kind::gate:
-                s.x = {input(n[0]), 0}, s.activation = choice(n[1], Activation::tanh);
+                s.x = {input(n[0]), 0}, s.activation = choice(n[1], Activation::silu);
                 require(s.x.value != s.out && widths[s.x.value] == 2 * widths[input(s.out)]);
                 break;
             case Kind::rotate:
                 s.width = n[1], s.x = place(s.out, n[0], s.width), s.parameter = parameter(n[2]), s.heads = n[3];
                 require(s.heads >= 1 && s.width % s.heads == 0 && s.width / s.heads % (2 * multiple) == 0);
+                break;
+            case Kind::norm_heads:
+                s.width = n[1], s.x = place(s.out, n[0], s.width), s.parameter = parameter(n[2]), s.heads = n[3], s.epsilon = epsilon(n[4]);
+                require(s.heads >= 1 && s.width % s.heads == 0 && s.width / s.heads % multiple == 0);
         }
         return s;
     }
@@ -243,6 +267,7 @@ class Program {
         };
         std::vector<State> states(widths.size());
         int block = 0;
+        bool folds = false;
         for (int number = 0; number < static_cast<int>(segments.size()); number++) {
             const Segment& segment = segments[number];
             block += segment.starts_block;
@@ -268,17 +293,25 @@ class Program {
                         require(s.x.first <= out.filled || out.filled == widths[s.out]);
                         break;
                     case Kind::multiply:
+                    case Kind::norm:
                         read(s.x.value);
                         if (s.residual.value != none) read(s.residual.value);
                         break;
-                    case Kind::norm:
                     case Kind::attend:
                     case Kind::gate:
-                    case Kind::rotate: read(s.x.value); break;
+                    case Kind::rotate:
+                    case Kind::norm_heads: read(s.x.value); break;
                     case Kind::read:
                         require(i == segment.first);
-                        read(s.x.value, true);
-                        storage[s.x.value] = Storage::call;
+                        folds = s.how == How::max && number && !segment.starts_block && states[s.x.value].segment == number - 1;
+                        if (folds) segments[number - 1].folds = s.x.value;
+                        require(folds || widths[s.x.value] % multiple == 0);
+                        if (folds) {
+                            require(states[s.x.value].filled == widths[s.x.value]);
+                        } else {
+                            read(s.x.value, true);
+                            storage[s.x.value] = Storage::call;
+                        }
                         break;
                 }
                 if (s.kind != Kind::look_up)
@@ -293,7 +326,11 @@ class Program {
                     storage[value] = std::max(storage[value], Storage::segment);
                 }
         }
-        require(states[result].filled == widths[result] && states[result].reads && states[result].segment == static_cast<int>(segments.size()) - 1);
+        for (int result : results) {
+            const State& state = states[result];
+            require(state.filled == widths[result] && state.reads);
+            if (state.segment != static_cast<int>(segments.size()) - 1) storage[result] = Storage::call;
+        }
     }
 
     // A product quantises its input unless the product before has the same one. Where a product follows directly on the step

@@ -53,7 +53,7 @@ ALWAYS_INLINE Floats normal_distribution(Floats x) {
     return Isa::fma(x, p, Isa::broadcast(0.5f));
 }
 
-enum class Activation : int { none, relu, gelu, gelu_tanh, tanh };
+enum class Activation : int { none, relu, gelu, gelu_tanh, tanh, silu };
 
 // Applies an activation to n numbers in place, except for ReLU, which the product's epilogue applies.
 ALWAYS_INLINE void activate(Activation activation, float* x, int n) {
@@ -77,6 +77,12 @@ ALWAYS_INLINE void activate(Activation activation, float* x, int n) {
             for (int i = 0; i < n; i += lanes) {
                 Floats twice = logistic(Isa::mul(Isa::load(x + i), Isa::broadcast(2.0f)));
                 Isa::store(x + i, Isa::fma(twice, Isa::broadcast(2.0f), Isa::broadcast(-1.0f)));
+            }
+            return;
+        case Activation::silu:
+            for (int i = 0; i < n; i += lanes) {
+                Floats v = Isa::load(x + i);
+                Isa::store(x + i, Isa::mul(v, logistic(v)));
             }
     }
 }
@@ -102,6 +108,21 @@ inline void layer_norm(float* x, int n, const float* weight, const float* bias, 
         d = Isa::fma(d, Isa::load(weight + i), Isa::load(bias + i));
         low = Isa::min(low, d), high = Isa::max(high, d);
         Isa::store(x + i, d);
+    }
+}
+
+// Applies RMSNorm to n numbers in place. The range is as that of `layer_norm`.
+inline void rms_norm(float* x, int n, const float* weight, float epsilon, Floats& low, Floats& high) {
+    Floats squares = Isa::zero();
+    for (int i = 0; i < n; i += lanes) squares = Isa::fma(Isa::load(x + i), Isa::load(x + i), squares);
+    low = high = Isa::zero();
+    float mean = Isa::sum_lanes(squares) / static_cast<float>(n);
+    mean += mean - mean;  // as in `layer_norm`
+    const Floats inverse = Isa::broadcast(1.0f / __builtin_sqrtf(mean + epsilon));
+    for (int i = 0; i < n; i += lanes) {
+        const Floats y = Isa::mul(Isa::mul(Isa::load(x + i), inverse), Isa::load(weight + i));
+        low = Isa::min(low, y), high = Isa::max(high, y);
+        Isa::store(x + i, y);
     }
 }
 

@@ -11,17 +11,16 @@ from typing import Any
 
 from swiftlet_models import convert
 from swiftlet_models import sentence_transformers as sentences
-from swiftlet_models.artifact import GOLDEN, SAFETENSORS, TOKENIZER, WEIGHTS, Artifact, ArtifactError, seal
+from swiftlet_models.artifact import GOLDEN, HEAD, SAFETENSORS, TOKENIZER, WEIGHTS, Artifact, ArtifactError, seal
 from swiftlet_models.datasets import DatasetError
 from swiftlet_models.operations import Operations
-from swiftlet_models.weights import open_weights
+from swiftlet_models.weights import open_weights, read_head
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.loading import LoadedModel, load_model
 from swiftlet_serve.inference.model_source import ModelSource
 from swiftlet_serve.offline import certificate
 from swiftlet_serve.offline.certificate import Comparison
 from swiftlet_serve.offline.evaluate import Progress, evaluate
-from swiftlet_serve.offline.fidelity import fidelity
 from swiftlet_serve.offline.import_checkpoint import import_checkpoint
 from swiftlet_serve.offline.probe import Probe, run
 from swiftlet_serve.offline.release import FP32_TOLERANCE, MAX_LOSS, Measure, measure_latency
@@ -90,7 +89,9 @@ def _in_fp32(
             revision=checkpoint.revision,
             precision="fp32",
             max_loss=MAX_LOSS,
-            pooling=embedding.pooling if embedding and not sentences.is_encoder(directory) else None,
+            pooling=sentences.named_pooling(embedding)
+            if embedding and not manifest.labelling and not sentences.is_encoder(directory)
+            else None,
             accept_tokenizer=True,  # that of the artifact is used
             special_tokens=manifest.reading.special_tokens,
             pair_separator="",
@@ -99,7 +100,8 @@ def _in_fp32(
         source, weights = (imported.certificate() or {})["source"], imported.weights
     exact = temporary / "exact" / manifest.name
     exact.mkdir(parents=True)
-    for name, file in ((TOKENIZER, artifact.path / TOKENIZER), (GOLDEN, artifact.path / GOLDEN), (WEIGHTS, weights)):
+    same = {TOKENIZER, GOLDEN, HEAD}.intersection(manifest.files)
+    for name, file in ((WEIGHTS, weights), *((name, artifact.path / name) for name in sorted(same))):
         shutil.copyfile(file, exact / name)
     seal(exact, replace(manifest, precision="fp32", tolerance=FP32_TOLERANCE), card={})
     try:
@@ -126,7 +128,7 @@ def _compare(
 ) -> Comparison:
     """Compares the answers of two models, and closes both."""
     manifest = served.manifest
-    probe = Probe.golden(served.tokenizer, manifest)
+    probe = Probe.golden(served.tokenizer, manifest, read_head(served.artifact))
     if measure is None:
         report("comparing with fp32 on the built-in texts")
         with open_weights(exact.artifact.weights) as weights:
@@ -148,7 +150,7 @@ def _compare(
             except DatasetError:
                 raise error from None
     rows, others = (run(model.engine, probe.encodings) for model in (exact, served))
-    kept = fidelity(manifest, rows, others)
+    kept = probe.fidelity(manifest, rows, others)
     return Comparison.of_texts(
         measure.data if measure else None, len(probe.requests), kept, probe.agreement(rows, others)
     )

@@ -1,13 +1,14 @@
 """Fidelity: how much of the fp32 network's answers an int8 network keeps, in the terms of its task.
 
-A vector is compared by its cosine, a distribution by the probability that both networks give to the same outcomes
-(1 minus the total variation distance), and a score that has no distribution by its size. Each is 1 for equal answers.
+A vector, a sparse one or the vectors of tokens are compared by their cosine, a distribution by the probability that
+both networks give to the same outcomes (1 minus the total variation distance), and a score that has no distribution by
+its size. Each is 1 for equal answers.
 Scale and outliers among the outputs therefore do not matter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models import metrics
-from swiftlet_models.artifact import Manifest
+from swiftlet_models.artifact import Embedding, Manifest
 from swiftlet_models.metrics import Score
 from swiftlet_models.probabilities import sigmoid, softmax
 from swiftlet_serve.tasks.classify import default_function
@@ -23,6 +24,8 @@ from swiftlet_serve.tasks.embed import cosine
 
 LEAST: Final = {"cosine": 0.99, "probability": 0.95, "probability of words": 0.9, "score": 0.95}
 """The mean fidelity that an artifact needs, by measure. Sound int8 reaches 0.996, 0.99, 0.94 and 0.98."""
+
+FOUND: Final = 0.5  # the probability from which a label counts
 
 Output = NDArray[np.float32]
 Outputs = Sequence[Output]
@@ -58,7 +61,22 @@ def fidelity(manifest: Manifest, exact: Outputs, rounded: Outputs) -> Fidelity:
         ValueError: there are no sequences, or the arguments differ in length.
     """
     measure = _measure(manifest)
-    kept = [_compare(manifest, measure, *outputs) for outputs in zip(exact, rounded, strict=True)]
+    return _mean(measure, [_compare(manifest, measure, *outputs) for outputs in zip(exact, rounded, strict=True)])
+
+
+def of_labels(exact: Sequence[Output], rounded: Sequence[Output]) -> Fidelity:
+    """Compares the probabilities that two networks give labels of the same sequences, in any shape.
+
+    What both find improbable does not count: of the labels of all spans of a text, few are of any interest.
+    """
+    kept = []
+    for a, b in zip(exact, rounded, strict=True):
+        found = np.maximum(a, b) >= FOUND
+        kept.append(1 - float(np.abs(a - b)[found].mean()) if found.any() else 1.0)
+    return _mean("probability", kept)
+
+
+def _mean(measure: str, kept: Sequence[float]) -> Fidelity:
     if not kept:
         raise ValueError("there are no sequences to compare.")
     mean = metrics.mean(kept)
@@ -77,7 +95,8 @@ def _measure(manifest: Manifest) -> str:
 def _compare(manifest: Manifest, measure: str, exact: Output, rounded: Output) -> float:
     a, b = exact.astype(np.float64), rounded.astype(np.float64)
     if measure == "cosine":
-        return cosine(a[0], b[0])
+        assert manifest.embedding is not None  # noqa: S101  # for the type checker
+        return min(_cosines(manifest.embedding, a, b))
     if measure == "score":
         return 1 - float(np.abs(a - b).max()) / max(1.0, float(np.abs(a).max()))
     if manifest.head == "classification" and default_function(manifest.problem, manifest.width) == "sigmoid":
@@ -85,3 +104,20 @@ def _compare(manifest: Manifest, measure: str, exact: Output, rounded: Output) -
     if manifest.head == "token" and not manifest.labels:  # the first and the last token of an answer
         a, b = a.T, b.T
     return 1 - float((np.abs(softmax(a) - softmax(b)).sum(axis=-1) / 2).mean())
+
+
+def _cosines(embedding: Embedding, a: NDArray[np.float64], b: NDArray[np.float64]) -> Iterator[float]:
+    """Yields the cosine of each form of a text: of its vector, its weights, and the mean one of its tokens' vectors."""
+    width = embedding.multi_vector.width if embedding.multi_vector else 0
+    weights = 0 if embedding.sparse is None else a.shape[1] if embedding.by_vocabulary else 1
+    ends = np.cumsum([a.shape[1] - weights - width, weights, width])
+    (dense, sparse, several), (dense_b, sparse_b, several_b) = (np.split(x, ends[:-1], axis=1) for x in (a, b))
+    if embedding.vector:
+        yield cosine(dense[0], dense_b[0])
+    if embedding.sparse:
+        w, w_b = np.maximum(sparse, 0).ravel(), np.maximum(sparse_b, 0).ravel()
+        for _ in range(embedding.sparse.logarithms):
+            w, w_b = np.log1p(w), np.log1p(w_b)
+        yield cosine(w, w_b) if w.any() or w_b.any() else 1.0
+    if width:
+        yield float(np.mean([cosine(*pair) for pair in zip(several, several_b, strict=True)]))

@@ -6,13 +6,16 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from swiftlet_models import checkpoint_card, convert, setfit, sources, static_embeddings, tokenizer_check
 from swiftlet_models import sentence_transformers as sentences
-from swiftlet_models.artifact import IMPORTED, LANGUAGE, NAME, Artifact, Manifest, Pooling, Precision
+from swiftlet_models.artifact import IMPORTED, LANGUAGE, NAME, Artifact, Manifest, PoolingOption, Precision
 from swiftlet_models.checkpoint_tokenizer import read_limits
+from swiftlet_models.label_checkpoints import find_label_checkpoint
+from swiftlet_models.labelling import Head, LabellingError
 from swiftlet_models.parameters import configure
 from swiftlet_models.task_inference import infer_task
 from swiftlet_models.tokenizer import Tokenizer
@@ -41,11 +44,12 @@ def import_checkpoint(
     measure: Measure | None = None,
     max_loss: float,
     keep_fp32: bool = False,
-    pooling: Pooling | None = None,
+    pooling: PoolingOption | None = None,
     languages: Sequence[str] = (),
     strict: bool = False,
     accept_tokenizer: bool = False,
     special_tokens: Sequence[str] = (),
+    labels: Sequence[str] = (),
     pair_separator: str | None = None,
     report: Callable[[str], None],
     progress: Progress | None = None,
@@ -56,8 +60,8 @@ def import_checkpoint(
     model. A directory of sentence-transformers has its own. `strict` refuses a network that int8 hurts, instead of
     writing it in fp32. `languages` are BCP 47 tags. Default: the tags of the checkpoint's model card.
     `accept_tokenizer` leaves out the check of the tokenizer on built-in texts. Texts may contain `special_tokens`.
-    `pair_separator` is a token between the two texts of a pair, for a tokenizer that puts no token there; empty:
-    nothing.
+    GLiNER finds `labels` for requests that name none. `pair_separator` is a token between the two texts of a pair, for
+    a tokenizer that puts no token there; empty: nothing.
 
     Returns the artifact and the names of the ignored tensors.
 
@@ -91,21 +95,32 @@ def import_checkpoint(
     origin_files = ThreadPoolExecutor(1).submit(_hash, parts)  # on another core
     directory = adapter.base if adapter and not sentences.is_encoder(directory) else directory
     definition = tasks.load(task)
-    head, outputs = definition.HEAD, definition.OUTPUTS
+    labelled = find_label_checkpoint(directory)
     static = static_embeddings.read(directory) if static_embeddings.is_static(directory) else None
+    head, outputs = ("embedding", "hidden") if labelled else (definition.HEAD, definition.OUTPUTS)
     makes_vectors = pooling or static or sentences.is_encoder(directory)
     if "embedding" in getattr(definition, "OTHER_HEADS", {}) and makes_vectors:
         head, outputs = "embedding", "hidden"
     if static and (pooling or head != "embedding"):
         choice = "--pooling" if pooling else f"--task {task}"
         raise SetupError(f"The directory holds static embeddings, which have no use for {choice}. Leave it out.")
-    if pooling and head != "embedding":
+    if labels and (task != "entities" or not labelled):
+        raise SetupError("Only GLiNER has a use for --label. Leave it out.")
+    if pooling and (labelled or head != "embedding"):
         raise SetupError(f"The task {task} has no use for --pooling. Leave it out.")
-    labels: tuple[str, ...] | None = None
+    classes: tuple[str, ...] | None = None
     encoder: sentences.SentenceEncoder | None = None
+    label_head: Head | None = None
     if task == "classify" and setfit.is_classifier(directory):
         head, outputs = "embedding", "hidden"
-        encoder, labels = setfit.read_encoder(directory)
+        encoder, classes = setfit.read_encoder(directory)
+    elif labelled:
+        if adapter:
+            raise SetupError("An adapter of GLiNER or GLiClass is not supported. Merge it with peft, and save that.")
+        if task != infer_task(directory, source):
+            raise SetupError(f"The checkpoint reads labels for the task {infer_task(directory, source)}, not {task}.")
+        described, projection, label_head = labelled.read_head()
+        encoder = sentences.SentenceEncoder(directory, described, labelled.max_tokens, projection)
     elif head == "embedding" and static is None:
         encoder = sentences.read_encoder(directory, pooling)
     directory = encoder.checkpoint if encoder else directory
@@ -121,7 +136,7 @@ def import_checkpoint(
             source=origin,
             embedding=encoder.embedding if encoder else None,
             parameters=encoder.dense if encoder else None,
-            adapter=adapter,
+            adapter=labelled or adapter,
         )
     )
     with conversion as converted:
@@ -135,9 +150,12 @@ def import_checkpoint(
             _check_tokenizer(tokenizer, tokens, languages, report)
         config = configure(converted.architecture, converted.config)
         max_tokens = min(converted.positions, limit or converted.positions)
+        _check_masks(encoder, config)
         tokenizer = _configured(tokenizer, special_tokens, pair_separator)
-        if not static:
+        if not labelled and not static:
             _tell_special_tokens(tokenizer, report)
+        elif labelled and tokenizer.token_to_id(labelled.labelling.marker) != labelled.token:
+            raise SetupError("class_token_index is not the token in front of labels. Take the tokenizer of training.")
         if head == "classification":
             _check_pairs(tokenizer, task, pair_separator, report)
         _check_reading(tokenizer, (directory, tokens), task, head, config, max_tokens)
@@ -156,24 +174,27 @@ def import_checkpoint(
             max_tokens=max_tokens,
             vocab_size=config.vocab_size,
             width=converted.width,
-            labels=labels or converted.labels,
-            problem="single_label" if labels else problem,
+            labels=classes or converted.labels,
+            problem="single_label" if classes else problem,
             tolerance=1.0,
             config=converted.config,
             source=converted.source,
             embedding=converted.embedding,
             reading=tokenizer.reading,
+            labelling=replace(labelled.labelling, labels=tuple(labels)) if labelled else None,
             languages=languages,
         )
         try:
-            definition.create(tokenizer, manifest)  # before the export, which takes long
+            tasks.create(task, tokenizer, manifest, label_head)  # before the export, which takes long
+        except LabellingError as error:
+            raise SetupError(f"The head does not fit its settings: {error}. Save the whole model again.") from None
         except ValueError as error:
             fits = sources.seems_for(sources.read_config(directory / "config.json"))
             step = f" config.json fits --task {fits}." if fits and fits != task else ""
             raise SetupError(f"The checkpoint cannot serve the task {task}: {error}{step}") from None
         summary = f"{IMPORTED}{origin.get('hub') or origin['directory']}."
         card = {"summary": summary, "ignored_tensors": list(converted.ignored)}
-        draft = Draft(converted.weights, tokenizer, manifest, card)
+        draft = Draft(converted.weights, tokenizer, manifest, card, label_head)
         try:
             artifact = release(
                 draft,
@@ -263,6 +284,19 @@ def _check_reading(
         raise SetupError(
             "tokenizer_config.json: padding_side 'left' makes pipelines put the context before the question, which is "
             "not supported. If the model was trained with the question first, set it to 'right'."
+        )
+
+
+def _check_masks(encoder: sentences.SentenceEncoder | None, config: Any) -> None:
+    """Refuses windows of attention in which a token that fills a query may find no token to attend to."""
+    several = encoder.embedding.multi_vector if encoder else None
+    if several is None or several.mask is None or several.reads_masks:
+        return
+    reach = [part.window // 2 for part in config.traits().attention if part.window is not None]
+    if reach and (several.query_tokens or 0) > min(reach):
+        raise SetupError(
+            f"The queries are filled up to {several.query_tokens} tokens, and a token attends to the next {min(reach)} "
+            "only. Lower query_length to that."
         )
 
 

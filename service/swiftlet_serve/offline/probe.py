@@ -15,6 +15,8 @@ from pydantic import ValidationError
 from swiftlet_models import datasets
 from swiftlet_models.artifact import Manifest
 from swiftlet_models.datasets import DatasetError
+from swiftlet_models.errors import ModelError
+from swiftlet_models.labelling import Head
 from swiftlet_models.metrics import Score
 from swiftlet_models.operations import Operations
 from swiftlet_models.tokenizer import Encoding, Tokenizer
@@ -22,7 +24,7 @@ from swiftlet_models.tokenizer_check import MAX_LOST, lost
 from swiftlet_serve import evaluation, tasks
 from swiftlet_serve.errors import SetupError, SwiftletError
 from swiftlet_serve.evaluation import Evaluator
-from swiftlet_serve.offline.fidelity import Outputs
+from swiftlet_serve.offline.fidelity import Fidelity, Outputs, fidelity, of_labels
 from swiftlet_serve.types import Batch, Engine, Task
 
 MAX_WORK: Final = 60e9  # multiply-adds for the built-in texts: one and a half seconds in fp32 on two cores
@@ -39,17 +41,17 @@ class Probe:
     parts: Sequence[Sequence[Encoding]] = ()
 
     @classmethod
-    def golden(cls, tokenizer: Tokenizer, manifest: Manifest) -> Self:
-        """Returns the requests whose answers an artifact records.
+    def golden(cls, tokenizer: Tokenizer, manifest: Manifest, head: Head | None = None) -> Self:
+        """Returns the requests whose answers an artifact records. `head` is as in `tasks.create`.
 
         Raises:
             SetupError: the tokenizer or the manifest does not fit the task.
         """
         try:
-            task = tasks.load(manifest.task).create(tokenizer, manifest)
+            task = tasks.create(manifest.task, tokenizer, manifest, head)
             evaluator = evaluation.create(manifest.task, task)
             pairs = [_encode(task, body) for body in evaluator.golden_bodies()]
-        except (SwiftletError, ValueError) as error:
+        except (SwiftletError, ModelError, ValueError) as error:
             raise SetupError(f"No golden answers can be made: {error}") from None
         return cls(task, evaluator)._with(pairs)
 
@@ -116,6 +118,13 @@ class Probe:
             rounded: the outputs of the other network.
         """
         return self.evaluator.agreement(self._decode(exact), self._decode(rounded))
+
+    def fidelity(self, manifest: Manifest, exact: Outputs, rounded: Outputs) -> Fidelity:
+        """Returns how much of the answers is kept, in the terms of the task. The outputs are as in `agreement`."""
+        if manifest.labelling is None:
+            return fidelity(manifest, exact, rounded)
+        scores: Any = self.task.scores  # type: ignore[attr-defined]  # of tasks whose models read labels
+        return of_labels(*([*map(scores, self.encodings, outputs)] for outputs in (exact, rounded)))
 
     def _decode(self, outputs: Outputs) -> list[Any]:
         rows = iter(Batch.of(self.encodings).split_rows(np.concatenate(outputs)))

@@ -21,6 +21,7 @@ from swiftlet_models import artifact as artifacts
 from swiftlet_models.artifact import (
     CARD,
     GOLDEN,
+    HEAD,
     MANIFEST,
     SAFETENSORS,
     TOKENIZER,
@@ -33,6 +34,7 @@ from swiftlet_models.artifact import (
 )
 from swiftlet_models.folding import FoldingError, fold
 from swiftlet_models.graphs.ragged import in_fp32
+from swiftlet_models.labelling import Head
 from swiftlet_models.operations import Operations
 from swiftlet_models.parameters import ParametersError, check_parameters, configure
 from swiftlet_models.tensors import Matrix, Weights, WeightsError, blocks, is_finite
@@ -56,7 +58,7 @@ from swiftlet_serve.offline.evaluate import (
     find_nearest,
     summary,
 )
-from swiftlet_serve.offline.fidelity import Fidelity, Outputs, fidelity
+from swiftlet_serve.offline.fidelity import Fidelity, Outputs
 from swiftlet_serve.offline.int8_gate import judge, loss_of
 from swiftlet_serve.offline.probe import Probe, run
 from swiftlet_serve.types import Batch, Engine
@@ -89,6 +91,7 @@ class Draft:
     tokenizer: Tokenizer
     manifest: Manifest
     card: Mapping[str, Any]
+    head: Head | None = None  # the parameters behind the network, of a model that reads labels
 
     def operations(self) -> Operations:
         """Returns the multiply-adds of the network.
@@ -171,7 +174,7 @@ def release(
         raise SetupError(f"The loss that is allowed must be 0 points or more, not {max_loss}. Set --max-loss.")
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".release-", dir=directory.parent) as temporary:
-        probe = Probe.golden(draft.tokenizer, draft.manifest)
+        probe = Probe.golden(draft.tokenizer, draft.manifest, draft.head)
         golden_count = len(probe.encodings)
         if draft.manifest.precision != "fp32":
             probe = probe.with_built_in_texts(draft.tokenizer, draft.manifest, draft.operations())
@@ -301,6 +304,8 @@ class _Stage:
         self.path.mkdir()
         self.draft.tokenizer.save(self.path / TOKENIZER)
         save_weights(self.path / WEIGHTS, self.draft.weights, self.manifest.precision)
+        if self.draft.head is not None:
+            save_weights(self.path / HEAD, self.draft.head, "fp32")
         answers: dict[str, Any] = golden(self.probe.encodings[: self.golden], self.exact[: self.golden])
         np.savez_compressed(self.path / GOLDEN, **answers)
         (self.path / CARD).write_text("{}\n", "utf-8")
@@ -434,7 +439,7 @@ class _Stage:
     def record_fidelity(self, engine: Engine) -> Fidelity:
         """Records and returns the fidelity of the answers to built-in texts, and closes the engine."""
         title, rounded = engine.title, run(engine, self.probe.encodings)
-        kept = fidelity(self.manifest, self.exact, rounded)
+        kept = self.probe.fidelity(self.manifest, self.exact, rounded)
         self.card["fidelity"] = {"engine": title, **asdict(kept)}
         answers = self.probe.agreement(self.exact, rounded) if math.isfinite(kept.mean) else None
         self.comparisons.append(Comparison.of_texts(None, len(self.probe.requests), kept, answers))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 
 from pydantic_core import from_json, to_json
+
+from swiftlet_models.artifact import Output
+from swiftlet_serve.tasks._vector_forms import read, similarity
 
 EQUAL_VECTORS: Final = 0.99  # the least cosine of two embeddings that agree
 
@@ -43,6 +46,9 @@ def _compare_one(served: Any, candidate: Any) -> Agreement:
     if _is_vector(served) and _is_vector(candidate):
         cosine = _cosine(served, candidate)
         return Agreement(cosine >= EQUAL_VECTORS, 1 - cosine)
+    if _is_form(served) and _is_form(candidate):
+        near = similarity(read(served), read(candidate))
+        return Agreement(near >= EQUAL_VECTORS, 1 - near)
     left, right = _entries(served), _entries(candidate)
     agrees = [meaning for meaning, _ in left] == [meaning for meaning, _ in right]
     shifts = [abs(a - b) for (_, a), (_, b) in zip(left, right, strict=False)] if agrees else []
@@ -68,6 +74,13 @@ def _entry(item: Any) -> tuple[Any, float]:
 
 def _is_vector(answer: Any) -> bool:
     return isinstance(answer, list) and bool(answer) and all(isinstance(number, int | float) for number in answer)
+
+
+def _is_form(answer: Any) -> bool:
+    """Returns whether an answer is sparse, or a vector for each token. Of several forms, the first one counts."""
+    if isinstance(answer, dict):
+        return "indices" in answer or not answer.keys().isdisjoint(get_args(Output))
+    return isinstance(answer, list) and bool(answer) and all(map(_is_vector, answer))
 
 
 def _cosine(a: Sequence[float], b: Sequence[float]) -> float:

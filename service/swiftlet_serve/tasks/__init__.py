@@ -10,13 +10,18 @@ The tasks here follow the pipelines of the same names in transformers 4.57.1, an
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, Protocol, cast
 
+import numpy as np
+
 from swiftlet_models import architectures
 from swiftlet_models.artifact import Head, Manifest, Outputs
-from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_models.labelling import Head as LabelHead
+from swiftlet_models.labelling import Scorer
+from swiftlet_models.tokenizer import Encoding, Tokenizer
 from swiftlet_serve import plugins
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.types import Task
@@ -32,6 +37,8 @@ class Definition(Protocol):
     OTHER_HEADS: Mapping[Head, Outputs]
     """Other heads that the task can use, with their outputs. Optional. A model that was released for a task with such a
     head answers this task as well, and `create` must accept it."""
+    READS_VECTOR: bool
+    """Whether the task needs the dense vector of an embedding model. Optional."""
     CROSS_ENCODER: bool
     """Whether import takes the function of the scores from a CrossEncoder of sentence-transformers. Optional."""
 
@@ -71,10 +78,35 @@ def answered_by(task: str) -> Sequence[str]:
     return (task, *others)
 
 
+def create(name: str, tokenizer: Tokenizer, manifest: Manifest, head: LabelHead | None = None) -> Task[Any, Any]:
+    """Makes the task of this name for one artifact.
+
+    Args:
+        name: the task.
+        tokenizer: the tokenizer of the artifact.
+        manifest: its manifest.
+        head: the parameters of its `head.safetensors`, if it has that file. Without them, a task that needs them only
+            encodes.
+
+    Raises:
+        SetupError: the task does not exist.
+        ValueError, LabellingError: the artifact or its head does not fit the task.
+    """
+    task = load(name).create(tokenizer, manifest)
+    if manifest.labelling is not None and head is not None:
+        task.scorer = Scorer(manifest.labelling, head, manifest.width)  # type: ignore[attr-defined]
+    return task
+
+
 def head_width(outputs: Outputs, labels: int, vocab_size: int, hidden: int = 0) -> int:
     """Returns the number of outputs per position for a model of these sizes."""
     sizes = {"labels": labels, "vocabulary": vocab_size, "hidden": hidden}
     return outputs if isinstance(outputs, int) else sizes[outputs]
+
+
+def read_last(encodings: Iterable[Encoding]) -> list[Encoding]:
+    """Returns sequences whose head reads the last token."""
+    return [replace(encoding, focus=np.array([len(encoding.input_ids) - 1])) for encoding in encodings]
 
 
 def is_causal(manifest: Manifest) -> bool:

@@ -62,12 +62,14 @@ def parameter_names(request: type[BaseModel]) -> frozenset[str]:
 def answer_fields(response: Any) -> dict[str, type]:
     """Returns the plain types of the fields of an answer. A vector is the only field of its answer, `embedding`."""
     members = _members(response, inside_lists=True)
+    if float in members:
+        return {"embedding": float}
     for model in _models(members):
         if model is Failure:
             continue
         kinds = {name: _members(field.annotation) for name, field in model.model_fields.items()}
         return {name: kind[0] for name, kind in kinds.items() if kind[0] in PLAIN and not _has_list(kind)}
-    return {"embedding": float} if float in members else {}
+    return {}
 
 
 def _input(name: str, field: Any) -> Input:

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_models.artifact import Manifest, Problem
@@ -130,9 +128,7 @@ class Classify:
         for encoding in encodings:
             if not len(encoding.input_ids):  # no special tokens, and a text of control characters
                 raise empty_input(places[encoding.text_index])
-        if not self._read_last_token:
-            return encodings
-        return [replace(encoding, focus=np.array([len(encoding.input_ids) - 1])) for encoding in encodings]
+        return tasks.read_last(encodings) if self._read_last_token else encodings
 
     def least_response_bytes(self, request: ClassifyRequest) -> int:
         """Returns a lower bound of the size of the response."""

@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 
-from swiftlet_models.artifact import Embedding, Manifest
+from swiftlet_models.artifact import Embedding, Manifest, Output
 from swiftlet_models.tokenizer import Encoding, TextTooLong, Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import invalid_value
@@ -29,6 +27,9 @@ from swiftlet_serve.tasks._requests import (
     pointers,
     too_many_tokens,
 )
+from swiftlet_serve.tasks._vector_forms import MAX_NUMBERS, QUERY, Embeddings, Floats, Forms, Outputs, SparseVector
+from swiftlet_serve.tasks._vector_forms import cosine as cosine
+from swiftlet_serve.tasks._vector_forms import normalized as normalized
 from swiftlet_serve.types import Row
 
 HEAD: Final = "embedding"
@@ -37,7 +38,6 @@ OUTPUTS: Final = "hidden"
 NUMBER_BYTES: Final = 24  # an upper bound of a number in JSON
 MAX_IDS: Final = 8192  # of one text: a longer one exceeds every model's limit
 MAX_ITEMS: Final = 1 << 17  # of a body that may hold token ids
-SMALLEST_NORM: Final = 1e-12  # as in torch's `normalize`: a vector of zeros stays one
 
 
 class EmbedParameters(Strict):
@@ -68,6 +68,14 @@ class EmbedParameters(Strict):
             "number is positive. binary: that minus 128."
         ),
     ] = "float"
+    output: Annotated[
+        Outputs | None,
+        Field(
+            description="dense: one vector. sparse: weights of tokens of the vocabulary. multi_vector: a vector for "
+            "each token. A list gives several of them at once, by name. Default: the model's first.",
+        ),
+    ] = None
+    return_tokens: Annotated[bool, Field(description="Adds the tokens to a sparse output.")] = False
 
 
 DEFAULTS: Final = EmbedParameters()
@@ -128,17 +136,18 @@ class Embed:
     """One sequence for each text. Its row is the vector that the network pools, (1, width)."""
 
     Request = EmbedRequest
-    Response = list[Vector | Levels | Encoded | Failure]
-    max_sequences: ClassVar[int] = MAX_INPUTS  # a row is one vector
+    Response = list[Vector | Levels | Encoded | list[Vector | Levels | Encoded] | SparseVector | Embeddings | Failure]
+    max_sequences: ClassVar[int] = MAX_INPUTS  # `max_positions` limits those whose rows are not one vector
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest, embedding: Embedding):
         self.tokenizer = tokenizer
         self.max_tokens = manifest.max_tokens
         self.vocab_size = manifest.vocab_size
-        self.width = manifest.width
         self.embedding = embedding
+        self.forms = Forms(tokenizer, manifest, embedding)
+        self.width, self.max_positions = self.forms.width, self.forms.max_positions
         # Vectors of short texts are longer than the limit of other responses.
-        self.max_response_bytes = NUMBER_BYTES * self.width * MAX_INPUTS
+        self.max_response_bytes = NUMBER_BYTES * max(self.width * MAX_INPUTS, MAX_NUMBERS)
 
     def encode(self, request: EmbedRequest | TokenIdsRequest) -> list[Encoding]:
         """Encodes each text as one sequence.
@@ -148,29 +157,46 @@ class Embed:
                 prompt, a token or as many dimensions.
         """
         parameters = request.parameters or DEFAULTS
+        outputs = self.forms.chosen(parameters.output)
+        _check_format(parameters, outputs)
         if parameters.dimensions is not None and parameters.dimensions > self.width:
             detail = f"dimensions exceeds the {self.width} dimensions of the model. Lower it, or leave it out."
             raise invalid_value("/parameters/dimensions", "less_than_equal", detail, self.width)
-        dimensions, normalized = parameters.dimensions or self.width, self._normalizes(parameters)
-        if error := _vectors.refusal(parameters.encoding_format, dimensions, normalized=normalized):
-            raise error
-        prompt = self._prompt(parameters.prompt_name)
+        widths = {"dense": parameters.dimensions or self.width, "multi_vector": self.forms.several}
+        for width in [widths[output] for output in outputs if output in widths]:
+            if error := _vectors.refusal(parameters.encoding_format, width, normalized=self._normalizes(parameters)):
+                raise error
+        prompt, is_query = self._prompt(parameters.prompt_name), self._is_query(parameters)
+        limit = self.forms.max_text_tokens(is_query=is_query)
         if isinstance(request, TokenIdsRequest):
-            return self._encode_ids(request, prompt, parameters.truncation)
+            encodings = self._encode_ids(request, prompt, limit, parameters.truncation)
+        else:
+            encodings = self._encode_texts(request, prompt, limit, parameters.truncation)
+        encodings = tasks.read_last(encodings) if self.embedding.pooling == "last" else encodings
+        return self.forms.focused(encodings, outputs, is_query=is_query)
+
+    def _encode_texts(
+        self, request: EmbedRequest, prompt: str, limit: int, truncation: bool | Literal["window"]
+    ) -> list[Encoding]:
+        """Encodes texts with a prompt in front of each.
+
+        Raises:
+            Unprocessable: a text is empty, or is too long.
+        """
         texts = request.inputs if isinstance(request.inputs, list) else [request.inputs]
         places = pointers(request.inputs)
         for text, place in zip(texts, places, strict=True):
             if not text.strip():
                 raise empty_input(place)
-        prompted, limits = [prompt + text for text in texts], (self.max_tokens, parameters.truncation)
-        encodings = _windows.encode(self.tokenizer, prompted, *limits, places, self.max_sequences, prefix=prompt)
+        prompted, most = [prompt + text for text in texts], self.max_sequences
+        encodings = _windows.encode(self.tokenizer, prompted, limit, truncation, places, most, prefix=prompt)
         for encoding in encodings:
             if not len(encoding.input_ids):  # no special tokens, and a text of control characters
                 raise empty_input(places[encoding.text_index])
         return encodings
 
     def _encode_ids(
-        self, request: TokenIdsRequest, prompt: str, truncation: bool | Literal["window"]
+        self, request: TokenIdsRequest, prompt: str, limit: int, truncation: bool | Literal["window"]
     ) -> list[Encoding]:
         """Encodes rows of token ids. A flat list is one row.
 
@@ -196,19 +222,47 @@ class Embed:
             if not used - {*before, *after}:
                 raise empty_input(place)
         try:
-            return self.tokenizer.encode_ids(rows, self.max_tokens, truncate=truncation, whole=request.whole)
+            return self.tokenizer.encode_ids(rows, limit, truncate=truncation, whole=request.whole)
         except TextTooLong as error:
-            raise too_many_tokens(places[error.index], self.max_tokens, error.tokens) from None
+            raise too_many_tokens(places[error.index], limit, error.tokens) from None
 
     def decode(self, request: EmbedRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> list[Any]:
-        """Returns the vector of each text. That of several windows is their mean, weighted by their tokens."""
+        """Returns the vector of each text, in the form that the request asks for, or its forms by name.
+
+        The vector of several windows is the mean of theirs, weighted by their tokens.
+        """
         parameters = request.parameters or DEFAULTS
-        vectors = [row[0, : parameters.dimensions].astype(np.float64) for row in rows]
-        finish = normalized if self._normalizes(parameters) else np.asarray
-        vectors = [finish(vector) for vector in vectors]
-        if parameters.truncation == _windows.WINDOW:
-            vectors = _windows.joined(encodings, vectors, lambda *windows: finish(_windows.mean(*windows)))
-        return _vectors.write(vectors, parameters.encoding_format)
+        outputs = self.forms.chosen(parameters.output)
+        answers: list[dict[Output, Any]]
+        if parameters.truncation == _windows.WINDOW:  # which has one output
+
+            def join(*windows: Any) -> Any:
+                return self._finished(_windows.mean(*windows), parameters)
+
+            vectors = [self._finished(self.forms.dense(row), parameters) for row in rows]
+            vectors = _windows.joined(encodings, vectors, join)
+            answers = [{"dense": vector} for vector in _vectors.write(vectors, parameters.encoding_format)]
+        else:
+            answers = [
+                {output: self._form(output, parameters, row, encoding) for output in outputs}
+                for row, encoding in zip(rows, encodings, strict=True)
+            ]
+        return answers if isinstance(parameters.output, list) else [answer[outputs[0]] for answer in answers]
+
+    def _form(self, output: Output, parameters: EmbedParameters, row: Row, encoding: Encoding) -> Any:
+        if output == "sparse":
+            vector = self.forms.sparse(row, encoding)
+            return self.forms.named(vector, with_tokens=parameters.return_tokens, decimals=_vectors.DECIMALS)
+        if output == "multi_vector":
+            is_query, normalize = self._is_query(parameters), self._normalizes(parameters)
+            vectors = self.forms.multi_vector(row, encoding, is_query=is_query, normalize=normalize)
+            return _vectors.write(list(vectors), parameters.encoding_format)
+        return _vectors.write([self._finished(self.forms.dense(row), parameters)], parameters.encoding_format)[0]
+
+    def _finished(self, vector: Floats, parameters: EmbedParameters) -> Floats:
+        """Returns a dense vector, cut and normalised."""
+        cut = vector[: parameters.dimensions]
+        return normalized(cut) if self._normalizes(parameters) else cut
 
     def split(self, request: EmbedRequest) -> list[EmbedRequest]:
         """Returns one request for each text."""
@@ -222,6 +276,10 @@ class Embed:
     def _normalizes(self, parameters: EmbedParameters) -> bool:
         return self.embedding.normalize if parameters.normalize is None else parameters.normalize
 
+    def _is_query(self, parameters: EmbedParameters) -> bool:
+        name = self.embedding.default_prompt if parameters.prompt_name is None else parameters.prompt_name
+        return name == QUERY
+
     def _prompt(self, name: str | None) -> str:
         prompts: Mapping[str, str] = self.embedding.prompts
         name = self.embedding.default_prompt if name is None else name
@@ -234,14 +292,17 @@ class Embed:
         return prompts[name]
 
 
-def normalized(vector: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns a vector (D,) with length 1."""
-    return vector / max(float(np.linalg.norm(vector)), SMALLEST_NORM)
-
-
-def cosine(first: NDArray[Any], second: NDArray[Any]) -> float:
-    """Returns the cosine of two vectors (D,); 0 if one of them is a vector of zeros."""
-    return float(normalized(first.astype(np.float64)) @ normalized(second.astype(np.float64)))
+def _check_format(parameters: EmbedParameters, outputs: Sequence[Output]) -> None:
+    """Raises Unprocessable for a parameter that no output of a request can have."""
+    if parameters.dimensions is not None and "dense" not in outputs:
+        detail = "Only a dense vector can be cut. Leave dimensions out, or ask for the output dense."
+        raise invalid_value("/parameters/dimensions", "unsupported", detail)
+    if parameters.encoding_format != "float" and "sparse" in outputs:
+        detail = "A sparse output has the encoding_format float. Leave it out."
+        raise invalid_value("/parameters/encoding_format", "unsupported", detail)
+    if parameters.truncation == _windows.WINDOW and {*outputs} != {"dense"}:
+        detail = "Windows make dense vectors only. Ask for the output dense, or set truncation to true."
+        raise invalid_value("/parameters/truncation", "unsupported", detail)
 
 
 TASK: Final = Embed

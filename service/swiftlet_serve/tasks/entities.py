@@ -1,23 +1,31 @@
-"""Entities: the spans of a text that a token classifier labels, such as names of people and places.
+"""Entities: the spans of a text that a network labels, such as names of people and places.
 
-The semantics match `TokenClassificationPipeline` in transformers 4.57.1. `start` and `end` count code points of
-the text as sent. If `aggregation_strategy` is left out, it is `simple`, as in the hosted Inference API. (The pipeline
-itself does not aggregate by default.)
+With a token classifier, the semantics match `TokenClassificationPipeline` in transformers 4.57.1. `start` and `end`
+count code points of the text as sent. If `aggregation_strategy` is left out, it is `simple`, as in the hosted Inference
+API. (The pipeline itself does not aggregate by default.)
+
+A model of GLiNER finds entities of labels that the request names, as `GLiNER.predict_entities` of gliner 0.2.29 does.
+The package reads `max_len` words of a text. Here, a long text is read in windows, and the entities of all windows are
+selected together. Two more differences are deliberate. A word without a token, such as U+FE0F behind an emoji, is no
+word, and does not move the words after it. A label that looks like a special token stays text. The manifest tells which
+of the two an artifact is.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from swiftlet_models.artifact import Manifest
+from swiftlet_models.artifact import Labelling, Manifest
+from swiftlet_models.labelling import LabelledText, NoRoom, Reader, Scorer, Words
 from swiftlet_models.probabilities import softmax
-from swiftlet_models.tokenizer import Chunk, TokenizedText, Tokenizer
-from swiftlet_serve.errors import invalid_value
+from swiftlet_models.tensors import Floats
+from swiftlet_models.tokenizer import Chunk, TokenizedText, Tokenizer, TooManyWindows
+from swiftlet_serve.errors import Unprocessable, invalid_value
 from swiftlet_serve.tasks._requests import (
     Failure,
     Request,
@@ -25,9 +33,11 @@ from swiftlet_serve.tasks._requests import (
     Texts,
     empty_input,
     input_too_long,
+    is_blank,
     pointers,
     too_many_tokens,
 )
+from swiftlet_serve.tasks._spans import Spans, joined, of_spans, of_words, select
 from swiftlet_serve.types import Row
 
 HEAD: Final = "token"
@@ -35,7 +45,11 @@ OUTPUTS: Final = "labels"
 
 MAX_CHARACTERS: Final = 1 << 18  # of all texts of a request: tokenising them takes about 0.25 s
 MAX_SEQUENCES: Final = 256  # of one request
+MAX_LABELS: Final = 256  # that a request may name
+MAX_LABEL: Final = 1000  # characters
+MAX_PAIRS: Final = 1 << 17  # of a word and a label in one request: the head takes seconds to score them
 STRIDE: Final = "/parameters/stride"
+LABELS: Final = "/parameters/labels"
 
 Strategy = Literal["none", "simple", "first", "average", "max"]
 Scheme = Literal["bio", "bilou"]
@@ -63,7 +77,11 @@ class EntitiesParameters(Strict):
     ] = ["O"]  # noqa: RUF012  # the model is frozen, and copies its defaults
     stride: Annotated[
         int | None,
-        Field(description="Overlap of the windows of a long text in tokens. Default: only one window is read.", ge=0),
+        Field(
+            description="Overlap of the windows of a long text in tokens. Default: only one window is read. For a "
+            "model that reads labels, it is in words, the default is the widest entity, and all windows are read.",
+            ge=0,
+        ),
     ] = None
     label_scheme: Annotated[
         Scheme,
@@ -76,11 +94,32 @@ class EntitiesParameters(Strict):
         bool,
         Field(description="Without a stride: truncates a text that exceeds the token limit. If false, rejects it."),
     ] = True
+    labels: Annotated[
+        list[Annotated[str, Field(max_length=MAX_LABEL)]] | None,
+        Field(
+            description="The labels to find. Only for a model that reads labels. Default: those of the model.",
+            min_length=1,
+            max_length=MAX_LABELS,
+        ),
+    ] = None
+    threshold: Annotated[
+        float, Field(description="Lowest score of an entity. Only for a model that reads labels.", ge=0.01, le=1)
+    ] = 0.5
+    flat: Annotated[
+        bool,
+        Field(description="Entities do not overlap. If false, one may lie in another. For a model that reads labels."),
+    ] = True
+    multi_label: Annotated[
+        bool, Field(description="A span may have several labels. Only for a model that reads labels.")
+    ] = False
 
 
 T = TypeVar("T")
 
 DEFAULTS: Final = EntitiesParameters()
+# Parameters that one kind of model has no use for.
+OF_LABELS: Final = ("labels", "threshold", "flat", "multi_label")
+OF_TOKENS: Final = ("aggregation_strategy", "label_scheme")
 
 
 class EntitiesRequest(Request):
@@ -123,12 +162,14 @@ class LabelledToken(BaseModel):
 Found = list[Entity] | list[LabelledToken]
 
 
-def create(tokenizer: Tokenizer, manifest: Manifest) -> Entities:
+def create(tokenizer: Tokenizer, manifest: Manifest) -> Entities | LabelledEntities:
     """Makes the task of one artifact.
 
     Raises:
-        ValueError: the artifact has no labels.
+        ValueError: the artifact has no labels, or its tokenizer lacks the tokens around them.
     """
+    if manifest.labelling is not None:
+        return LabelledEntities(tokenizer, manifest, manifest.labelling)
     if not manifest.labels:
         raise ValueError("a token classifier needs labels.")
     return Entities(tokenizer, manifest)
@@ -155,11 +196,34 @@ class Mark(NamedTuple):
     end: int
 
 
-class Entities:
-    """One sequence for each window of each text. Its row holds the logits of its text tokens, (F, labels)."""
+class _Shared:
+    """The parts that do not depend on the kind of model."""
 
     Request = EntitiesRequest
     Response = Found | list[Found | Failure]
+
+    def split(self, request: EntitiesRequest) -> list[EntitiesRequest]:
+        """Returns one request for each text."""
+        return [request.model_copy(update={"inputs": text}) for text in _texts(request)]
+
+    def single(self, response: object) -> object:
+        """Returns the entities of the only text."""
+        return response
+
+    def _check_lengths(self, texts: Sequence[str], places: Sequence[str], most: int | None) -> None:
+        """Raises Unprocessable if a text is empty, or the texts have more than `most` characters."""
+        total = 0
+        for text, pointer in zip(texts, places, strict=True):
+            if not text.strip():
+                raise empty_input(pointer)
+            total += len(text)
+            if most is not None and total > most:
+                detail = f"The texts have more than {most} characters. Send less text in one request."
+                raise input_too_long(pointer, detail, most)
+
+
+class Entities(_Shared):
+    """One sequence for each window of each text. Its row holds the logits of its text tokens, (F, labels)."""
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
         self.tokenizer = tokenizer
@@ -174,10 +238,13 @@ class Entities:
             Unprocessable: a text is empty or too long, or the stride does not fit the model or the strategy.
         """
         parameters = request.parameters or DEFAULTS
+        if unused := _changed(parameters, OF_LABELS):
+            detail = f"This model finds the labels {_listed(self.labels)}, and reads none. Leave this parameter out."
+            raise invalid_value(f"/parameters/{unused}", "fixed_labels", detail)
         self._check_stride(parameters)
         places = pointers(request.inputs)
         texts = _texts(request)
-        self._check_lengths(texts, places, parameters)
+        self._check_lengths(texts, places, None if parameters.stride is None else MAX_CHARACTERS)
         tokenized = self.tokenizer.tokenize(texts, self._size if parameters.stride is None else None)
         chunks: list[Chunk] = []
         for index, (text, pointer) in enumerate(zip(tokenized, places, strict=True)):
@@ -194,14 +261,6 @@ class Entities:
         merged = [merge_overlaps(spans) if windows[i] > 1 else spans for i, spans in enumerate(entities)]
         return merged if isinstance(request.inputs, list) else merged[0]
 
-    def split(self, request: EntitiesRequest) -> list[EntitiesRequest]:
-        """Returns one request for each text."""
-        return [request.model_copy(update={"inputs": text}) for text in _texts(request)]
-
-    def single(self, response: object) -> object:
-        """Returns the entities of the only text."""
-        return response
-
     def _check_stride(self, parameters: EntitiesParameters) -> None:
         if parameters.stride is None:
             return
@@ -210,16 +269,6 @@ class Entities:
         if parameters.stride >= self._size:
             detail = "The stride is too large: a window has no room for new tokens. Lower it."
             raise invalid_value(STRIDE, "less_than_equal", detail, self._size - 1)
-
-    def _check_lengths(self, texts: Sequence[str], pointers: Sequence[str], parameters: EntitiesParameters) -> None:
-        total = 0
-        for text, pointer in zip(texts, pointers, strict=True):
-            if not text.strip():
-                raise empty_input(pointer)
-            total += len(text)
-            if parameters.stride is not None and total > MAX_CHARACTERS:
-                detail = f"The texts have more than {MAX_CHARACTERS} characters. Send less text in one request."
-                raise input_too_long(pointer, detail, MAX_CHARACTERS)
 
     def _chunks(
         self, text: TokenizedText, index: int, pointer: str, parameters: EntitiesParameters, room: int
@@ -233,8 +282,7 @@ class Entities:
                 raise too_many_tokens(pointer, self.max_tokens, self.max_tokens + text.left_out)
             return self.tokenizer.chunks(text, index, size, 0)
         if max(1, -(-(len(text) - stride) // (size - stride))) > room:
-            detail = f"The texts make more than {MAX_SEQUENCES} windows. Send less text in one request."
-            raise input_too_long(pointer, detail, MAX_SEQUENCES)
+            raise _too_many_windows(pointer)
         return self.tokenizer.chunks(text, index, size, stride)
 
     def _find(self, text: str, chunk: Chunk, row: Row, parameters: EntitiesParameters) -> list[dict[str, Any]]:
@@ -283,6 +331,120 @@ class Entities:
             "start": marks[0].start,
             "end": marks[-1].end,
         }
+
+
+class LabelledEntities(_Shared):
+    """One sequence for each window of each text, with the labels. Its row holds hidden states (`labelling.py`)."""
+
+    EXAMPLE: ClassVar = {"inputs": "Clara lives in Bern.", "parameters": {"labels": ["person", "city"]}}
+    scorer: Scorer | None = None  # `tasks.create` sets it, for decoding
+
+    def __init__(self, tokenizer: Tokenizer, manifest: Manifest, labelling: Labelling):
+        """Raises ValueError if the tokenizer lacks the tokens around labels, or the model scores no spans."""
+        if labelling.scores == "text":
+            raise ValueError("a model that scores texts finds no entities.")
+        self.tokenizer, self.labelling, self.max_tokens = tokenizer, labelling, manifest.max_tokens
+        self._reader = Reader(tokenizer, labelling, manifest.max_tokens)
+        self._find = of_spans if labelling.scores == "spans" else of_words
+
+    def encode(self, request: EntitiesRequest) -> list[LabelledText]:
+        """Encodes each window of each text with the labels as one sequence.
+
+        Raises:
+            Unprocessable: a text is empty or too long, there are no labels, a label is empty or occurs twice, the
+                labels leave no room for a text, or a parameter does not fit the model.
+        """
+        parameters = request.parameters or DEFAULTS
+        if unused := _changed(parameters, OF_TOKENS):
+            detail = "This model finds spans, and groups no tokens. Leave this parameter out."
+            raise invalid_value(f"/parameters/{unused}", "reads_labels", detail)
+        labels = self._labels(parameters)
+        overlap = min(self.labelling.max_width, self.labelling.max_words - 1)
+        if parameters.stride is not None and (overlap := parameters.stride) >= self.labelling.max_words:
+            detail = "The stride is too large: a window has no room for new words. Lower it."
+            raise invalid_value(STRIDE, "less_than_equal", detail, self.labelling.max_words - 1)
+        texts, places = _texts(request), pointers(request.inputs)
+        self._check_lengths(texts, places, MAX_CHARACTERS)
+        windows: list[LabelledText] = []
+        pairs = 0
+        for index, (text, pointer) in enumerate(zip(texts, places, strict=True)):
+            if not len(words := Words(self.tokenizer, text)):
+                raise empty_input(pointer)
+            if (pairs := pairs + len(words) * len(labels)) > MAX_PAIRS:
+                detail = f"The texts and labels make more than {MAX_PAIRS} pairs of a word and a label. Send less text."
+                raise input_too_long(pointer, detail, MAX_PAIRS)
+            try:
+                own = list(self._reader.windows(labels, words, index, overlap, MAX_SEQUENCES - len(windows)))
+            except TooManyWindows:
+                raise _too_many_windows(pointer) from None
+            except NoRoom:
+                detail = f"The labels take all of the model's {self.max_tokens} tokens. Name fewer or shorter labels."
+                raise input_too_long(LABELS, detail, self.max_tokens) from None
+            if not parameters.truncation and (left_out := sum(window.left_out for window in own)):
+                raise too_many_tokens(pointer, self.max_tokens, self.max_tokens + left_out)
+            windows += own
+        return windows
+
+    def decode(self, request: EntitiesRequest, encodings: Sequence[LabelledText], rows: Sequence[Row]) -> object:
+        """Returns the entities of each text, or of the only one if `inputs` is a text."""
+        parameters, texts = request.parameters or DEFAULTS, _texts(request)
+        found: list[list[tuple[LabelledText, Spans]]] = [[] for _ in texts]
+        for window, row in zip(encodings, rows, strict=True):
+            spans = self._find(self.scores(window, row), parameters.threshold)
+            found[window.text_index].append((window, spans.moved(window.first_word)))
+        answers = [self._entities(text, parts, parameters) for text, parts in zip(texts, found, strict=True)]
+        return answers if isinstance(request.inputs, list) else answers[0]
+
+    def scores(self, window: LabelledText, row: Row) -> Floats:
+        """Returns the probabilities of the labels of a window, as in `Scorer.probabilities`."""
+        assert self.scorer is not None  # noqa: S101  # for the type checker
+        return self.scorer.probabilities(window, row)
+
+    def _labels(self, parameters: EntitiesParameters) -> list[list[int]]:
+        """Returns the ids of the labels."""
+        names = parameters.labels or self.labelling.labels
+        if not names:
+            detail = "The model has no labels of its own. Name those to find, such as person and city."
+            raise invalid_value(LABELS, "missing_labels", detail)
+        if len({*names}) < len(names):
+            raise invalid_value(LABELS, "duplicate", "A label occurs twice. Name each label once.")
+        labels = self._reader.labels(names)
+        for i, (name, ids) in enumerate(zip(names, labels, strict=True)):
+            if is_blank(name) or not ids:
+                raise invalid_value(f"{LABELS}/{i}", "empty", "A label is empty. Send labels that are not blank.")
+        return labels
+
+    def _entities(
+        self, text: str, parts: Sequence[tuple[LabelledText, Spans]], parameters: EntitiesParameters
+    ) -> list[dict[str, Any]]:
+        """Returns the entities of a text from its windows and the labels of spans in each."""
+        names = parameters.labels or self.labelling.labels
+        spans = joined([spans for _, spans in parts]) if len(parts) > 1 else parts[0][1]
+        places = {
+            window.first_word + i: span for window, _ in parts for i, span in enumerate(window.word_spans.tolist())
+        }
+        entities = []
+        for number in select(spans, nested=not parameters.flat, multi_label=parameters.multi_label):
+            name = names[spans.label[number]]
+            start, end = places[int(spans.start[number])][0], places[int(spans.end[number])][1]
+            where = {"word": text[start:end], "start": start, "end": end}
+            if name not in parameters.ignore_labels:
+                entities.append({"entity_group": name, "score": float(spans.score[number]), **where})
+        return entities
+
+
+def _changed(parameters: EntitiesParameters, names: Sequence[str]) -> str | None:
+    """Returns the first of some parameters that has another value than the default."""
+    return next((name for name in names if getattr(parameters, name) != getattr(DEFAULTS, name)), None)
+
+
+def _listed(labels: Sequence[str], most: int = 10) -> str:
+    return ", ".join(labels[:most]) + (f" and {len(labels) - most} more" if len(labels) > most else "")
+
+
+def _too_many_windows(pointer: str) -> Unprocessable:
+    detail = f"The texts make more than {MAX_SEQUENCES} windows. Send less text in one request."
+    return input_too_long(pointer, detail, MAX_SEQUENCES)
 
 
 def split_runs(items: Iterable[T], continues: Iterable[bool]) -> list[list[T]]:

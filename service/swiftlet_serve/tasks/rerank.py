@@ -2,7 +2,8 @@
 
 A cross-encoder reads the query with each text, and its only output is the score, as `CrossEncoder.rank` of
 sentence-transformers computes it. An embedding model reads each of them alone, and the score is the cosine of two
-vectors. The manifest's head tells which of the two an artifact is.
+vectors, the product of two sparse ones, or MaxSim for a vector of each token. The manifest's head tells which of the
+two an artifact is.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from swiftlet_models.artifact import Head, Manifest, Outputs
+from swiftlet_models.artifact import Head, Manifest, Output, Outputs
 from swiftlet_models.tokenizer import Encoding, Text, TextTooLong, Tokenizer, TooManyWindows
-from swiftlet_serve.errors import Unprocessable
+from swiftlet_serve.errors import Unprocessable, invalid_value
 from swiftlet_serve.tasks import _windows
 from swiftlet_serve.tasks._requests import Failure, Request, Strict, empty_input, failure, is_blank, too_many_tokens
+from swiftlet_serve.tasks._vector_forms import Forms
 from swiftlet_serve.tasks.classify import FUNCTIONS, default_function
-from swiftlet_serve.tasks.embed import cosine
 from swiftlet_serve.types import Row
 
 HEAD: Final[Head] = "classification"
@@ -50,8 +51,15 @@ class RerankParameters(Strict):
     return_documents: Annotated[bool, Field(description="Repeats each text in the response.")] = False
     raw_scores: Annotated[
         bool,
-        Field(description="Returns the outputs of a cross-encoder without a sigmoid. Has no effect on a cosine."),
+        Field(description="Returns the outputs of a cross-encoder without a sigmoid. Has no effect on other scores."),
     ] = False
+    output: Annotated[
+        Output | None,
+        Field(
+            description="What an embedding model scores by. dense: the cosine of two vectors. sparse: the product of "
+            "two sparse vectors. multi_vector: MaxSim. Default: the model's first."
+        ),
+    ] = None
     truncation: _windows.Truncation = True
     window: Annotated[
         _windows.Combination,
@@ -114,6 +122,9 @@ class Rerank:
         self.tokenizer = tokenizer
         self.max_tokens = manifest.max_tokens
         self.embedding = manifest.embedding
+        self.forms = Forms(tokenizer, manifest, manifest.embedding) if manifest.embedding else None
+        if self.forms:
+            self.max_positions = self.forms.max_positions
         self._function = default_function(manifest.problem, 1)
 
     def encode(self, request: RerankRequest) -> list[Encoding]:
@@ -126,7 +137,7 @@ class Rerank:
         (tokens,) = self.tokenizer.tokenize([query])
         if is_blank(query) or not len(tokens):
             raise empty_input(QUERY)
-        encodings = self._encodings(request)
+        encodings = self._sequences(request)
         partial, readable = request.partial and len(texts) > 1, []
         for encoding in encodings:
             error = self._error(request, encoding)
@@ -144,13 +155,14 @@ class Rerank:
         With `partial`, the errors of texts that could not be ranked follow.
         """
         parameters, texts = request.parameters or DEFAULTS, request.inputs.texts
-        encodings = encodings if self.embedding is None else encodings[1:]
-        numbers = list(dict.fromkeys(map(self._number, encodings)))
-        if self.embedding is None:
+        if self.forms is None:
             apply = FUNCTIONS["none" if parameters.raw_scores else self._function]
             scores = apply([float(row[0, 0]) for row in rows])
         else:
-            scores = [cosine(rows[0][0], row[0]) for row in rows[1:]]
+            (output,) = self.forms.chosen(parameters.output)
+            scores = self.forms.scores(output, encodings, rows)
+            encodings = encodings[1:]
+        numbers = list(dict.fromkeys(map(self._number, encodings)))
         if parameters.truncation == _windows.WINDOW:
             scores = list(map(float, _windows.joined(encodings, scores, _windows.JOINS[parameters.window])))
         best = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[: parameters.top_n]
@@ -159,26 +171,39 @@ class Rerank:
             ranked = [text | {"text": texts[text["index"]]} for text in ranked]
         return ranked + [self._unranked(request, i) for i in sorted(set(range(len(texts))).difference(numbers))]
 
-    def _encodings(self, request: RerankRequest) -> list[Encoding]:
-        """Encodes the query and the texts. Texts are cut or read in windows. The latter need a whole query."""
-        sequences = self._sequences(request.inputs.query, request.inputs.texts)
+    def _sequences(self, request: RerankRequest) -> list[Encoding]:
+        query, texts = request.inputs.query, request.inputs.texts
+        output = (request.parameters or DEFAULTS).output
+        if self.forms is None:
+            if output is not None:
+                detail = "The model is a cross-encoder, which has one score and no outputs. Leave output out."
+                raise invalid_value("/parameters/output", "unsupported", detail)
+            return self._cut(request, [(query, text) for text in texts], self.max_tokens)
+        outputs, prompt = self.forms.chosen(output), self._prompt(TEXT_PROMPTS)
+        limits = [self.forms.max_text_tokens(is_query=is_query) for is_query in (True, False)]
+        first = self._cut(request, [self._prompt(QUERY_PROMPTS) + query], limits[0], is_query=True)
+        others = self._cut(request, [prompt + text for text in texts], limits[1], prefix=prompt)
+        others = [replace(encoding, text_index=encoding.text_index + 1) for encoding in others]
+        return [*self.forms.focused(first, outputs, is_query=True), *self.forms.focused(others, outputs)]
+
+    def _cut(
+        self, request: RerankRequest, texts: Sequence[Text], limit: int, *, prefix: str = "", is_query: bool = False
+    ) -> list[Encoding]:
+        """Encodes texts, which are cut or read in windows. The latter need a whole query."""
         if (request.parameters or DEFAULTS).truncation != _windows.WINDOW:
-            return self.tokenizer.encode(sequences, self.max_tokens)
-        alone, prompt = self.embedding is not None, self._prompt(TEXT_PROMPTS) if self.embedding else ""
+            return self.tokenizer.encode(texts, limit)
         try:
-            if alone:
-                self.tokenizer.encode(sequences[:1], self.max_tokens, truncate=False)
-            return self.tokenizer.encode_windows(sequences, self.max_tokens, self.max_sequences, prefix=prompt, split=1)
+            if is_query:
+                return self.tokenizer.encode(texts, limit, truncate=False)
+            return self.tokenizer.encode_windows(texts, limit, self.max_sequences, prefix=prefix, split=1)
         except TextTooLong as error:
-            raise too_many_tokens(QUERY, self.max_tokens, error.tokens) from None
+            raise too_many_tokens(QUERY, limit, error.tokens) from None
         except TooManyWindows:
             raise _windows.too_many_windows(self.max_sequences) from None
 
-    def _sequences(self, query: str, texts: Sequence[str]) -> list[Text]:
-        if self.embedding is None:
-            return [(query, text) for text in texts]
-        prompt = self._prompt(TEXT_PROMPTS)
-        return [self._prompt(QUERY_PROMPTS) + query, *(prompt + text for text in texts)]
+    def _limit(self, number: int) -> int:
+        """Returns the token limit of a text, or of the query if the number is -1."""
+        return self.forms.max_text_tokens(is_query=number < 0) if self.forms else self.max_tokens
 
     def _number(self, encoding: Encoding) -> int:
         """Returns the number of a text in the request, or -1 for the query."""
@@ -191,15 +216,14 @@ class Rerank:
         if number >= 0 and not request.inputs.texts[number].strip():
             return empty_input(place)
         if encoding.left_out and not (request.parameters or DEFAULTS).truncation:
-            return too_many_tokens(place, self.max_tokens, self.max_tokens + encoding.left_out)
+            return too_many_tokens(place, self._limit(number), self._limit(number) + encoding.left_out)
         return None
 
     def _unranked(self, request: RerankRequest, number: int) -> dict[str, Any]:
         """Returns the error of a text that has no sequence."""
-        (encoding,) = self.tokenizer.encode(
-            self._sequences(request.inputs.query, [request.inputs.texts[number]])[-1:], self.max_tokens
-        )
-        error = self._error(request, replace(encoding, text_index=number + (self.embedding is not None)))
+        inputs = request.inputs.model_copy(update={"texts": [request.inputs.texts[number]]})
+        encoding = self._sequences(request.model_copy(update={"inputs": inputs}))[-1]
+        error = self._error(request, replace(encoding, text_index=number + (self.forms is not None)))
         assert error is not None  # noqa: S101  # for the type checker
         return {"index": number, **failure(error).model_dump()}
 

@@ -3,7 +3,8 @@
 With a model of natural language inference (NLI), each label becomes a hypothesis ("This example is sports."), and the
 model says whether the text entails it. The semantics match `ZeroShotClassificationPipeline` in transformers 4.57.1.
 With an embedding model, the score grows with the cosine of the text's vector and the label's. It reads each label once,
-and each text once. The manifest's head tells which of the two an artifact is.
+and each text once. A model of GLiClass reads all labels with the text, as the pipeline of gliclass 0.1.21 does. The
+manifest tells which of the three an artifact is.
 
 The response is a list of labels with scores, best first, as of the hosted Inference API. (The pipeline returns labels
 and scores as two lists.)
@@ -19,9 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from swiftlet_models.artifact import Head, Manifest, Outputs
-from swiftlet_models.probabilities import softmax
+from swiftlet_models.artifact import Head, Labelling, Manifest, Outputs
+from swiftlet_models.labelling import LabelledText, NoRoom, Reader, Scorer
+from swiftlet_models.probabilities import sigmoid, softmax
 from swiftlet_models.relations import find_entailment
+from swiftlet_models.tensors import Floats
 from swiftlet_models.tokenizer import Encoding, TextTooLong, Tokenizer, TooManyWindows
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import Unprocessable, invalid_value
@@ -38,12 +41,13 @@ from swiftlet_serve.tasks._requests import (
     pointers,
     too_many_tokens,
 )
-from swiftlet_serve.tasks.embed import normalized
+from swiftlet_serve.tasks._vector_forms import Forms, normalized
 from swiftlet_serve.types import Row
 
 HEAD: Final[Head] = "classification"
 OUTPUTS: Final[Outputs] = "labels"
 OTHER_HEADS: Final[Mapping[Head, Outputs]] = {"embedding": "hidden"}
+READS_VECTOR: Final = True
 
 MAX_PAIRS: Final = 256  # texts times labels of one request
 MAX_LABELS_CHARACTERS: Final = 65_536  # of labels with commas between them, which take milliseconds to split
@@ -71,7 +75,7 @@ class ZeroShotParameters(Strict):
         str | None,
         Field(
             description=f"The hypothesis, with {{}} for the label. Default: {DEFAULT_TEMPLATE} "
-            "An embedding model has no default, and reads the label alone.",
+            "Other models than those of inference have no default, and read the label alone.",
             max_length=1000,
         ),
     ] = None
@@ -131,12 +135,17 @@ class ScoredLabel(BaseModel):
 Ranking = list[ScoredLabel]
 
 
-def create(tokenizer: Tokenizer, manifest: Manifest) -> ZeroShot | EmbeddingZeroShot:
+def create(tokenizer: Tokenizer, manifest: Manifest) -> ZeroShot | EmbeddingZeroShot | LabelledZeroShot:
     """Makes the task of one artifact.
 
     Raises:
-        ValueError: the artifact is neither a model of natural language inference nor an embedding model.
+        ValueError: the artifact is neither a model of natural language inference nor an embedding model, nor one that
+            reads labels with a text.
     """
+    if manifest.labelling is not None:
+        return LabelledZeroShot(tokenizer, manifest, manifest.labelling)
+    if manifest.embedding is not None and not manifest.embedding.vector:
+        raise ValueError("zero-shot needs an embedding model with a dense vector.")
     if manifest.embedding is not None:
         return EmbeddingZeroShot(tokenizer, manifest)
     if manifest.problem != "single_label" or len(manifest.labels) < 2 or tasks.is_causal(manifest):
@@ -189,7 +198,7 @@ class _Shared:
                 raise invalid_value(place, "empty", "A label is empty. Send labels that are not blank.")
         return texts, labels
 
-    def _too_long(self, request: ZeroShotRequest, index: int, tokens: int) -> Unprocessable:
+    def _too_long(self, request: ZeroShotRequest, index: int, tokens: int = 0) -> Unprocessable:
         """Returns the error of a text or hypothesis. The indices of hypotheses follow the indices of texts."""
         places = pointers(request.inputs)
         if index < len(places):
@@ -250,6 +259,7 @@ class EmbeddingZeroShot(_Shared):
         super().__init__(tokenizer, manifest)
         assert manifest.embedding is not None  # noqa: S101  # for the type checker
         self._prompt = manifest.embedding.default_prompt_text()
+        self._forms = Forms(tokenizer, manifest, manifest.embedding)
 
     def encode(self, request: ZeroShotRequest) -> list[Encoding]:
         """Encodes the texts and the labels.
@@ -274,7 +284,7 @@ class EmbeddingZeroShot(_Shared):
     def decode(self, request: ZeroShotRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> Any:
         """Returns the labels of each text, or of the only one if `inputs` is a text, best first."""
         labels = request.parameters.labels
-        vectors = np.array([normalized(row[0].astype(np.float64)) for row in rows])
+        vectors = np.array([normalized(self._forms.dense(row)) for row in rows])
         scores = SCALE * (vectors[: -len(labels)] @ vectors[-len(labels) :].T - THRESHOLD)
         independent = request.parameters.multi_label or len(labels) == 1
         if independent:
@@ -288,6 +298,59 @@ def joined(request: ZeroShotRequest, encodings: Sequence[Encoding], scores: NDAr
     if request.parameters.truncation != _windows.WINDOW:
         return scores
     return np.array(_windows.joined(encodings, list(scores), _windows.JOINS[request.parameters.window]))
+
+
+class LabelledZeroShot(_Shared):
+    """One sequence for each text with all labels. Its row holds hidden states (`swiftlet_models/labelling.py`)."""
+
+    scorer: Scorer | None = None  # `tasks.create` sets it, for decoding
+
+    def __init__(self, tokenizer: Tokenizer, manifest: Manifest, labelling: Labelling):
+        """Raises ValueError if the tokenizer lacks the tokens around labels, or the model scores no texts."""
+        if labelling.scores != "text":
+            raise ValueError("a model that scores spans classifies no texts.")
+        super().__init__(tokenizer, manifest)
+        self._reader = Reader(tokenizer, labelling, manifest.max_tokens)
+
+    def encode(self, request: ZeroShotRequest) -> list[LabelledText]:
+        """Encodes each text with all labels as one sequence.
+
+        Raises:
+            Unprocessable: a text or a label is empty, a text is too long, there are no labels or too many, a label
+                occurs twice, they leave no room for a text, or the template has no place for a label.
+        """
+        texts, labels = self._checked(request)
+        if request.parameters.truncation == _windows.WINDOW:
+            detail = "A model that reads labels with the text has no windows. Set truncation to true or false."
+            raise invalid_value("/parameters/truncation", "unsupported", detail)
+        if len({*labels}) < len(labels):
+            raise invalid_value(LABELS, "duplicate", "A label occurs twice. Name each label once.")
+        if (template := request.parameters.hypothesis_template) is not None:
+            labels = [fill(template, label) for label in labels]
+        ids = self._reader.labels(labels)
+        try:
+            sequences = [
+                self._reader.whole(ids, text.ids.tolist(), i) for i, text in enumerate(self.tokenizer.tokenize(texts))
+            ]
+        except NoRoom:
+            raise self._too_long(request, len(texts)) from None
+        for sequence in sequences:
+            if sequence.left_out and not request.parameters.truncation:
+                raise self._too_long(request, sequence.text_index, len(sequence.input_ids) + sequence.left_out)
+        return sequences
+
+    def decode(self, request: ZeroShotRequest, encodings: Sequence[LabelledText], rows: Sequence[Row]) -> Any:
+        """Returns the labels of each text, or of the only one if `inputs` is a text, best first."""
+        assert self.scorer is not None  # noqa: S101  # for the type checker
+        labels = request.parameters.labels
+        logits = np.array([*map(self.scorer.logits, encodings, rows)], np.float64)
+        several = request.parameters.multi_label or len(labels) == 1
+        return answer(request, labels, sigmoid(logits) if several else softmax(logits))
+
+    def scores(self, text: LabelledText, row: Row) -> Floats:
+        """Returns the probabilities of the labels of a text, each by itself."""
+        assert self.scorer is not None  # noqa: S101  # for the type checker
+        return self.scorer.probabilities(text, row)
 
 
 def _checked(request: ZeroShotRequest) -> tuple[list[str], list[str]]:

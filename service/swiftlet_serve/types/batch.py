@@ -44,6 +44,7 @@ class Batch:
     top_k: NDArray[np.int64]  # (B,): the number of values that a `Ranked` sequence asks for; 0 for other sequences
     candidates: NDArray[np.int64]  # (M,): columns that take part in top-k, or the targets of `Scored` sequences
     candidate_offsets: NDArray[np.int64]  # (B + 1,): as focus_offsets, for candidates
+    attended: NDArray[np.int64]  # (B,): the tokens of a sequence that its tokens attend to, from the first one on
 
     @classmethod
     def of(cls, encodings: Sequence[Encoding]) -> Batch:
@@ -59,13 +60,15 @@ class Batch:
             top_k=np.array(top_k),
             candidates=np.concatenate(candidates),
             candidate_offsets=_offsets(candidates),
+            attended=np.array([e.attends_to for e in encodings]),
         )
 
     @classmethod
     def without_top_k(cls, **arrays: NDArray[np.int64]) -> Batch:
         """Returns a batch without `Ranked` sequences, from its first five fields."""
         zeros = np.zeros(len(arrays["offsets"]), np.int64)
-        return cls(**arrays, top_k=zeros[1:], candidates=NOTHING, candidate_offsets=zeros)
+        lengths = np.diff(arrays["offsets"])
+        return cls(**arrays, top_k=zeros[1:], candidates=NOTHING, candidate_offsets=zeros, attended=lengths)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -73,17 +76,18 @@ class Batch:
     @property
     def arrays(self) -> tuple[NDArray[np.int64], ...]:
         """All fields, in the order of the C++ interface: offsets come first."""
-        counts = self.offsets, self.focus_offsets, self.candidate_offsets, self.top_k
+        counts = self.offsets, self.focus_offsets, self.candidate_offsets, self.top_k, self.attended
         return *counts, self.input_ids, self.token_type_ids, self.focus, self.candidates
 
     def encodings(self) -> list[Encoding]:
         """Returns the sequences of the batch, as views."""
         tokens, focus = self.offsets[1:-1], self.focus_offsets[1:-1]
         parts = np.split(self.input_ids, tokens), np.split(self.token_type_ids, tokens), np.split(self.focus, focus)
-        ranked = zip(self.top_k.tolist(), np.split(self.candidates, self.candidate_offsets[1:-1]), strict=True)
+        chosen = np.split(self.candidates, self.candidate_offsets[1:-1])
+        about = zip(self.top_k.tolist(), chosen, self.attended.tolist(), strict=True)
         return [
-            _reduced(Encoding(*part), top_k, candidates)
-            for part, (top_k, candidates) in zip(zip(*parts, strict=True), ranked, strict=True)
+            _reduced(Encoding(*part, attended=None if attended == len(part[0]) else attended), top_k, candidates)
+            for part, (top_k, candidates, attended) in zip(zip(*parts, strict=True), about, strict=True)
         ]
 
     def row_shapes(self, outputs: int) -> list[tuple[int, int]]:

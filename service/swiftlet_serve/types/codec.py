@@ -1,7 +1,7 @@
 """Sequences and rows as bytes, for messages between processes: little-endian arrays of numbers, without pickle.
 
-Sequences are L, F, M and top_k (uint32) of each sequence, then the input ids, token types, focus positions and
-candidates (int64) of all sequences, one kind after the other. `Batch` has the same names.
+Sequences are L, F, M, top_k and `attended` (uint32) of each sequence, then the input ids, token types, focus positions
+and candidates (int64) of all sequences, one kind after the other. `Batch` has the same names.
 
 Rows are the shape (2 int32) of each row, then the values (float32) of all rows, one row after the other. A shape is
 (F, O). A sequence without a row has the shape (-1, index into `CODES`).
@@ -29,7 +29,7 @@ ERROR_DETAILS: Final = {
 """Reasons why a sequence has no row: codes of `Internal`, each with its detail."""
 CODES: Final = tuple(ERROR_DETAILS)
 
-_SEQUENCE: Final = struct.Struct("<4I")
+_SEQUENCE: Final = struct.Struct("<5I")
 _SHAPE: Final = struct.Struct("<2i")
 _COUNT: Final = np.dtype("<u4")
 _INT: Final = np.dtype("<i8")
@@ -45,7 +45,9 @@ def pack_sequences(sequences: Sequence[Encoding]) -> bytes:
             top_k, chosen = sequence.top_k, sequence.candidates
         elif isinstance(sequence, Scored):
             chosen = sequence.targets
-        shapes.append(_SEQUENCE.pack(len(sequence.input_ids), len(sequence.focus), len(chosen), top_k))
+        shapes.append(
+            _SEQUENCE.pack(len(sequence.input_ids), len(sequence.focus), len(chosen), top_k, sequence.attends_to)
+        )
         ids.append(sequence.input_ids.astype(_INT, copy=False).tobytes())
         types.append(sequence.token_type_ids.astype(_INT, copy=False).tobytes())
         focus.append(sequence.focus.astype(_INT, copy=False).tobytes())
@@ -56,7 +58,7 @@ def pack_sequences(sequences: Sequence[Encoding]) -> bytes:
 
 def unpack_batch(body: bytearray, size: int, at: int) -> Batch:
     """Decodes `size` sequences as a batch, from the position `at` to the end. Its arrays are views of the body."""
-    counts: NDArray[np.uint32] = np.frombuffer(body, _COUNT, 4 * size, at).reshape(size, 4).T
+    counts: NDArray[np.uint32] = np.frombuffer(body, _COUNT, 5 * size, at).reshape(size, 5).T
     offsets = np.zeros((3, size + 1), np.int64)
     counts[:3].cumsum(1, out=offsets[:, 1:])
     numbers: NDArray[np.int64] = np.frombuffer(body, _INT, offset=at + size * _SEQUENCE.size)
@@ -71,6 +73,7 @@ def unpack_batch(body: bytearray, size: int, at: int) -> Batch:
         counts[3].astype(np.int64),
         rest[positions:],
         offsets[2],
+        counts[4].astype(np.int64),
     )
 
 
@@ -87,16 +90,21 @@ def unpack_sequences(body: memoryview, size: int, at: int) -> list[Encoding]:
     token, position = 0, 2 * tokens
     column = position + sum([shape[1] for shape in shapes])
     sequences: list[Encoding] = []
-    for length, focused, chosen, top_k in shapes:
+    for length, focused, chosen, top_k, attended in shapes:
         if not length:
             raise ValueError("A sequence is empty.")
+        if not 0 < attended <= length:
+            raise ValueError("A sequence attends to no tokens, or to more than it has.")
         ids, types = numbers[token : token + length], numbers[tokens + token : tokens + token + length]
         focus, candidates = numbers[position : position + focused], numbers[column : column + chosen]
         token, position, column = token + length, position + focused, column + chosen
+        parts, keys = (ids, types, focus), None if attended == length else attended
         if top_k:
-            sequences.append(Ranked(ids, types, focus, top_k, candidates))
+            sequences.append(Ranked(*parts, top_k, candidates, attended=keys))
+        elif chosen:
+            sequences.append(Scored(*parts, candidates, attended=keys))
         else:
-            sequences.append(Scored(ids, types, focus, candidates) if chosen else Encoding(ids, types, focus))
+            sequences.append(Encoding(*parts, attended=keys))
     if len(shapes) != size or column != len(numbers):
         raise ValueError("The length of the sequences is wrong.")
     return sequences

@@ -14,6 +14,7 @@ from tests.http.playground.test_playground import ask, in_a_browser, result, vis
 from tests.support.artifacts import HEADS, make_artifact, reseal
 from tests.support.browsing import chromium, locate
 from tests.support.processes import Process, serving
+from tests.support.tiers import first
 
 KOREAN = "지루하고 최악의 영화였다"
 MODELS = {
@@ -60,41 +61,41 @@ def korean(browser: Browser, server: Process) -> Iterator[Page]:
         yield page
 
 
-@pytest.mark.parametrize(
-    ("model", "text", "script"),
-    [
-        ("english", KOREAN, "Hangul"),
-        ("english", "Скучный и худший фильм", "Cyrillic"),
-        ("english", "つまらない映画だった", "Hiragana"),
-        ("english", "ውብ ፊልም ነው", "another script"),
-        ("english", "A dull film 지루하고", None),
-        ("english", "서울!", None),  # three letters or fewer say little
-        ("english", "Ein langweiliger Film", None),  # the script is that of English
-        ("english", "12345 🙂🙂🙂 ... ===", None),
-        ("english", "", None),
-        ("korean", KOREAN, None),
-        ("korean", "大韓民國", None),
-        ("korean", "A dull film", "Latin"),
-        ("japanese", "つまらない映画だった", None),
-        ("japanese", KOREAN, "Hangul"),
-        ("both", KOREAN, None),
-        ("both", "A dull film", None),
-        ("both", "Скучный и худший фильм", "Cyrillic"),
-        ("unknown", KOREAN, None),
-        ("odd", KOREAN, None),
-    ],
-)
-def test_page_notices_a_text_of_another_language(model: str, text: str, script: str | None, opened: Page) -> None:
-    notice = opened.locator("#panel-classify .notice")
-    opened.locator("#classify-model").select_option(model)
-    opened.locator("#classify-text").fill(text)
+TEXTS = [  # a model, a text, and the script that the notice names
+    ("english", KOREAN, "Hangul"),
+    ("english", "Скучный и худший фильм", "Cyrillic"),
+    ("english", "つまらない映画だった", "Hiragana"),
+    ("english", "ውብ ፊልም ነው", "another script"),
+    ("english", "A dull film 지루하고", None),
+    ("english", "서울!", None),  # three letters or fewer say little
+    ("english", "Ein langweiliger Film", None),  # the script is that of English
+    ("english", "12345 🙂🙂🙂 ... ===", None),
+    ("english", "", None),
+    ("korean", KOREAN, None),
+    ("korean", "大韓民國", None),
+    ("korean", "A dull film", "Latin"),
+    ("japanese", "つまらない映画だった", None),
+    ("japanese", KOREAN, "Hangul"),
+    ("both", KOREAN, None),
+    ("both", "A dull film", None),
+    ("both", "Скучный и худший фильм", "Cyrillic"),
+    ("unknown", KOREAN, None),
+    ("odd", KOREAN, None),
+]
 
-    if script is None:
-        expect(notice).to_have_text("")
-        expect(notice).to_be_hidden()
-    else:
-        expect(notice).to_contain_text(f"written in {script},")
-        expect(notice).to_be_visible()
+
+def test_page_notices_a_text_of_another_language(opened: Page) -> None:
+    notice = opened.locator("#panel-classify .notice")
+    for model, text, script in TEXTS:
+        opened.locator("#classify-model").select_option(model)
+        opened.locator("#classify-text").fill(text)
+
+        if script is None:
+            expect(notice, f"{model}: {text}").to_have_text("")
+            expect(notice, f"{model}: {text}").to_be_hidden()
+        else:
+            expect(notice, f"{model}: {text}").to_contain_text(f"written in {script},")
+            expect(notice, f"{model}: {text}").to_be_visible()
 
 
 def test_notice_follows_the_model_and_both_texts(korean: Page) -> None:
@@ -166,7 +167,7 @@ def test_korean_page_explains_errors_in_korean(korean: Page) -> None:
     expect(result(korean, "fill-mask").locator(".problem p").first).to_contain_text("The text has no [MASK] token")
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 320)])
+@pytest.mark.parametrize(("scheme", "width"), first([("light", 1200), ("dark", 320)], ("dark", 320)))
 def test_unfolded_page_with_a_notice_is_accessible(scheme: Any, width: int, browser: Browser, server: Process) -> None:
     options = {"locale": "ko-KR", "color_scheme": scheme, "viewport": {"width": width, "height": 800}}
     with visiting(browser, server.url, **options) as page:

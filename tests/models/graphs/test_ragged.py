@@ -40,8 +40,8 @@ from tests.support.native_kernels import (
 # Sequences of different lengths; the head reads nothing of one of them.
 MIXED = [encoding(11, [0, 3, 10], 1), encoding(1, [0], 2), encoding(7, [], 4), encoding(24, [23, 5], 3)]
 FP32 = 3e-6  # measured: 2e-7 to 6e-7
-# Measured on these networks with random weights: 0.013 to 0.033.
-INT8 = 0.07
+# Measured on these networks with random weights: 0.013 to 0.033, and up to 0.096 with the large scores of T5 and Gemma.
+INT8 = 0.1
 SIGNED = pytest.param(
     in_signed, INT8, marks=pytest.mark.skipif(not onnx_cpu.adds_in_32_bits(), reason="this CPU saturates products")
 )
@@ -136,7 +136,7 @@ def unusual() -> Folded:
         Multiply("mix", "x", "mix"),
         Rotate(mixed["query"], "turns", heads=2),
         Rotate(mixed["key"], "turns", heads=2),
-        Attend("attended", **mixed, heads=4, causal=True),
+        Attend("attended", **mixed, heads=4, key_heads=4, causal=True),
         Multiply("x", "attended", "out", residual=Place("mix", 21, 20)),
         Norm("x", "x", "first", 1e-5),
         Norm("x", "x", "second", 1e-3),
@@ -149,7 +149,7 @@ def unusual() -> Folded:
         Read("x", "x"),
         Multiply("wide", "x", "mix"),
         Rotate(Place("wide", 14, 12), "turns", heads=3),
-        Attend("attended", Place("wide", 16, 8), mixed["key"], mixed["value"], heads=4, bias="bias"),
+        Attend("attended", Place("wide", 16, 8), mixed["key"], mixed["value"], heads=4, key_heads=4, bias="bias"),
         Multiply("x", "attended", "out", residual=Place("wide", 21, 20), gain="gain"),
         Norm("normed", "x", "second", 1e-5),
         Multiply("outputs", "x", "head", residual=Place("normed", 5, 3), activation="tanh", exact=True),
@@ -160,7 +160,7 @@ def unusual() -> Folded:
     tables = {"turns": (40, 4), "embeddings.position": (40, 12), "token_type": (2, 24), "bias": (4, 79)}
     norms = [f"{name}.{part}" for name in ("first", "second") for part in ("weight", "bias")]
     return Folded(
-        Program(blocks, widths, "outputs"),
+        Program(blocks, widths, ("outputs",)),
         outputs=3,
         positions=40,
         words=draw.normal(size=(VOCABULARY, 12)),

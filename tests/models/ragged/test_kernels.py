@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from operator import itemgetter
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,6 +22,7 @@ from swiftlet_serve.types import Batch
 from tests.models.ragged.test_network import CPU, CUDA, computed, on_cuda, ragged, sequences
 from tests.support.checkpoints import relative_error
 from tests.support.networks import NETWORKS
+from tests.support.tiers import first, first_of_each
 
 interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="there is a GPU, for which Triton compiles: see test_network.py"
@@ -45,7 +47,7 @@ class Counted:
 
 
 @interpreted
-@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+@pytest.mark.parametrize(("architecture", "task"), first_of_each(NETWORKS, itemgetter(0)))
 def test_networks_compute_the_same_with_triton(architecture, task, monkeypatch):
     batch, network, found = Batch.of(sequences(task, LENGTHS)), ragged(architecture, task), Counted()
     expected = computed(network, batch)
@@ -72,7 +74,7 @@ def test_layer_norm_of_any_width(width, has_residual):
 
 @interpreted
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("heads", "width"), [(4, 32), (3, 64), (2, 24)])
+@pytest.mark.parametrize(("heads", "width"), first([(4, 32), (3, 64), (2, 24)], (2, 24)))
 def test_attention_over_sequences_of_any_length(heads, width, causal):
     """Sequences longer than a block, empty ones, and tokens beyond the last one."""
     lengths = 9, 0, 1, 130, 24, 300, 0
@@ -218,7 +220,7 @@ def test_kernels_of_a_gpu_compute_nearly_the_same(architecture, task):
     assert fusion.use_triton(ragged(architecture, task, CUDA), CUDA)
 
 
-@pytest.mark.parametrize(("capability", "shared_kib"), [(80, 163), (90, 227)])
+@pytest.mark.parametrize(("capability", "shared_kib"), first([(80, 163), (90, 227)], (90, 227)))
 def test_kernels_compile_for_gpus(capability, shared_kib):
     """An A100 and an H100, with the shared memory that a program may have there."""
     command = [sys.executable, "-m", "tests.support.triton_compiler", str(capability)]

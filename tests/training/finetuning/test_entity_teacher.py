@@ -27,6 +27,7 @@ from swiftlet_train.teachers.encoders import load_own_tokenizer
 from swiftlet_train.vocabulary.pruning import SPECIALS
 from swiftlet_train.vocabulary.tokenizer_training import make_unigram
 from tests.support.artifacts import make_tokenizer
+from tests.support.tiers import first
 from tests.support.training import SILENT, teacher_package, wordpiece
 
 CHARACTERS = make_tokenizer()  # the student's
@@ -132,7 +133,7 @@ def train(folder: Path, directory: Path, **changes) -> tuple[Model, Recipe]:
     return finetune(recipe, "work", pretrained, tokenizer, folder, directory, SILENT), recipe
 
 
-@pytest.mark.parametrize("task_teacher", ["", OTHER])
+@pytest.mark.parametrize("task_teacher", first(["", OTHER], OTHER))
 def test_student_learns_the_predictions_of_its_teacher(folder, tmp_path, task_teacher):
     plan = replace(PLAN, task_teacher=task_teacher, hard_label_weight=0.0, init_from_teacher=True)
     model, recipe = train(

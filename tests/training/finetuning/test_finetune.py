@@ -39,6 +39,7 @@ from swiftlet_train.recipe import (
     RecipeError,
 )
 from swiftlet_train.teachers.encoders import load_own_tokenizer
+from tests.support.tiers import first
 from tests.support.training import (
     PIECES,
     SILENT,
@@ -555,7 +556,7 @@ def test_finetune_resumes_to_the_result_of_an_uninterrupted_run(folder, tokenize
 OTHERS = (OtherTraining(seed=2), OtherTraining(epochs=3))
 
 
-@pytest.mark.parametrize("init_from_teacher", [False, True])
+@pytest.mark.parametrize("init_from_teacher", first([False, True], True))
 def test_finetune_averages_the_trainings_of_a_task(folder, tokenizer, tmp_path, init_from_teacher):
     plan = replace(PLAN, init_from_teacher=init_from_teacher)
     alone = [

@@ -46,12 +46,12 @@ def folder(tmp_path_factory):
     sys.path.remove(str(data / "packages"))
 
 
-def recipe(width: int, **changes) -> Recipe:
+def recipe(width: int, epochs: int = 1, **changes) -> Recipe:
     work = Finetuning(
         *("embed", "x", ()),
         method="embedding",
         unlabelled={"text.txt": 100},
-        epochs=20,
+        epochs=epochs,
         batch_size=10,
         learning_rate=5e-3,
         max_tokens=32,
@@ -86,7 +86,7 @@ def width(folder) -> int:
 
 
 def test_finetune_learns_the_vectors_of_the_teacher(folder, tokenizer, width, tmp_path):
-    plan = recipe(width)
+    plan = recipe(width, epochs=20)
     reports: list[str] = []
     model = run_finetuning(plan, tokenizer, folder, tmp_path, reports.append)
     sentences = read_sentences(plan.finetuning["work"], folder)
@@ -96,7 +96,7 @@ def test_finetune_learns_the_vectors_of_the_teacher(folder, tokenizer, width, tm
     assert reports[0] == "teacher: computing the vectors of 100 sentences"
     assert " distance " in reports[-1]
     assert model.pooling == "mean"
-    before = run_finetuning(recipe(width, seed=2), tokenizer, folder, tmp_path / "other")
+    before = run_finetuning(recipe(width, epochs=20, seed=2), tokenizer, folder, tmp_path / "other")
     assert mean_cosine(model, examples, vectors) > 0.95
     assert mean_cosine(before, examples, vectors) > 0.95
     untrained = build("albert", {**plan.config, "vocab_size": tokenizer.vocab_size}, "masked_lm").encoder

@@ -29,6 +29,7 @@ from swiftlet_train.pretraining.pretrain import pretrain, run_settings
 from swiftlet_train.recipe import KnowledgeTransfer, Recipe, RecipeError, TokenizerTraining
 from swiftlet_train.run_recipe import RECIPES, load_recipe, run_recipe
 from swiftlet_train.vocabulary.pruning import SPECIALS
+from tests.support.tiers import first
 from tests.support.training import SILENT, answer_requests, interrupted_train
 
 NOUNS = ["강물", "바람", "구름", "달빛", "마을", "언덕", "하늘", "들판", "저녁", "새벽"]
@@ -134,7 +135,7 @@ def write_recipe(path: Path, kind: str, *changes: tuple[str, str]) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=sorted(NETWORKS))
+@pytest.fixture(scope="module", params=first(sorted(NETWORKS), "wordpiece"))
 def trained(request, data, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     file = write_recipe(folder / "tiny.toml", request.param)

@@ -65,6 +65,7 @@ def embeddings(runtime: Runtime, request: Request) -> Translation:
         "encoding_format": body.encoding_format,
         "normalize": body.encoding_format.endswith("int8") or None,  # which needs it; OpenAI has no such field
         "dimensions": body.dimensions,
+        "output": "dense",
         "truncation": body.truncates(pipeline.model.manifest.max_tokens, default=False),
     }
     fields = {"inputs": body.input, "parameters": parameters}

@@ -5,14 +5,14 @@ A list of two strings is a pair of texts there, and a list of lists is a batch: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
-from swiftlet_models.artifact import Manifest
+from swiftlet_models.artifact import Manifest, Output
 from swiftlet_serve import build_info
 from swiftlet_serve.errors import SwiftletError, invalid_value
 from swiftlet_serve.http import problem_details
@@ -72,6 +72,22 @@ class EmbedRequest(ForeignBody):
     prompt_name: str | None = None
     dimensions: int | None = None
     encoding_format: str | None = None
+
+
+class FormRequest(ForeignBody):
+    """A request of TEI for another form of an embedding."""
+
+    inputs: str | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
+    truncate: bool | None = None
+    truncation_direction: Direction = "right"
+    prompt_name: str | None = None
+
+
+class Weight(BaseModel):
+    """A token's id and its weight."""
+
+    index: int
+    value: float
 
 
 class RerankRequest(ForeignBody):
@@ -144,11 +160,37 @@ def embed(runtime: Runtime, request: Request) -> Translation:
     parameters = body.model_dump(
         include={"normalize", "prompt_name", "dimensions", "encoding_format"}, exclude_none=True
     )
-    fields = {"inputs": body.inputs, "parameters": parameters | {"truncation": bool(body.truncate)}}
+    fields = {"inputs": body.inputs, "parameters": parameters | {"output": "dense", "truncation": bool(body.truncate)}}
     if not has_ids(body.inputs):
         return translation(pipeline, fields, TaskResponse.of, Wording(RENAMED, TRUNCATION))
     ids = fields | {"whole": True}  # TEI adds no special tokens to ids
     return translation(pipeline, ids, TaskResponse.of, Wording(RENAMED, TRUNCATION), model=TokenIdsRequest)
+
+
+def embed_sparse(runtime: Runtime, request: Request) -> Translation:
+    """Translates a request for sparse vectors."""
+
+    def render(answer: Any, _: RequestRecord) -> TaskResponse:
+        pairs = (zip(vector["indices"], vector["values"], strict=True) for vector in answer)
+        return TaskResponse.of([[{"index": index, "value": value} for index, value in vector] for vector in pairs])
+
+    return _form(runtime, request, "sparse", render)
+
+
+def embed_all(runtime: Runtime, request: Request) -> Translation:
+    """Translates a request for the vectors of all tokens."""
+    return _form(runtime, request, "multi_vector", TaskResponse.of)
+
+
+def _form(
+    runtime: Runtime, request: Request, output: Output, render: Callable[[Any, RequestRecord], TaskResponse]
+) -> Translation:
+    pipeline, body = _default(runtime, request, "embed"), bodies.parse(FormRequest, request.body)
+    _check_direction(body.truncation_direction)
+    parameters = {"output": output, "prompt_name": body.prompt_name, "truncation": bool(body.truncate)}
+    return translation(
+        pipeline, {"inputs": body.inputs, "parameters": parameters}, render, Wording(RENAMED, TRUNCATION)
+    )
 
 
 def rerank(runtime: Runtime, request: Request) -> Translation:
@@ -174,6 +216,7 @@ def similarity(runtime: Runtime, request: Request) -> Translation:
         "inputs": [body.inputs.source_sentence, *body.inputs.sentences],
         "parameters": {
             "normalize": True,
+            "output": "dense",
             "truncation": body.parameters.truncate,
             "prompt_name": body.parameters.prompt_name,
         },
@@ -271,7 +314,7 @@ def _info(runtime: Runtime, _: Mapping[str, str]) -> Response:
 
 def _kind(manifest: Manifest) -> dict[str, Any]:
     """Returns the kind of a model, as TEI names it."""
-    if manifest.embedding is not None:
+    if manifest.embedding is not None and manifest.labelling is None:
         return {"embedding": {"pooling": manifest.embedding.pooling}}
     labels = {
         "id2label": {str(i): label for i, label in enumerate(manifest.labels)},
@@ -290,6 +333,8 @@ EMBED_FIELDS: Final = frozenset(EmbedRequest.model_fields) - {"inputs"}
 OPERATIONS: Final = (
     Operation("/predict", "Classification", predict, PredictRequest, list[Prediction]),
     Operation("/embed", "Embeddings", embed, EmbedRequest, list[list[float]], fields=EMBED_FIELDS),
+    Operation("/embed_sparse", "Sparse embeddings", embed_sparse, FormRequest, list[list[Weight]]),
+    Operation("/embed_all", "Embeddings of all tokens", embed_all, FormRequest, list[list[list[float]]]),
     Operation("/rerank", "Ranked texts", rerank, RerankRequest, list[Rank], fields=frozenset({"texts"})),
     Operation("/similarity", "Cosine similarities", similarity, SimilarityRequest, list[float]),
 )

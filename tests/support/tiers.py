@@ -1,0 +1,33 @@
+"""The two tiers of tests: `make test` runs the first one, and `make exhaustive` the second, every night.
+
+The second tier has further cases of what a case of the first tier shows, or more of the same work. They have the mark
+`exhaustive`, which these functions give to cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+import pytest
+
+
+def first(cases: Iterable[Any], *chosen: Any) -> list[Any]:
+    """Returns parameters of a test, of which the chosen cases are in the first tier."""
+    left, every = set(chosen), list(cases)
+    assert left <= set(every), left - set(every)
+    return [_in_tier(case, case in left) for case in every]
+
+
+def first_of_each(cases: Iterable[Any], kind: Callable[[Any], Hashable]) -> list[Any]:
+    """Returns parameters of a test, of which the first case of each kind is in the first tier."""
+    kinds, marked = set[Hashable](), []
+    for case in cases:
+        marked.append(_in_tier(case, kind(case) not in kinds))
+        kinds.add(kind(case))
+    return marked
+
+
+def _in_tier(case: Any, is_first: bool) -> Any:
+    values = case if isinstance(case, tuple) else (case,)
+    return pytest.param(*values, marks=() if is_first else pytest.mark.exhaustive)
