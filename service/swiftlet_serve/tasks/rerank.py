@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_models.artifact import Head, Manifest, Output, Outputs
-from swiftlet_models.tokenizer import Encoding, TextTooLong, Tokenizer, TooManyWindows
+from swiftlet_models.tokenizer import Encoding, Text, TextTooLong, Tokenizer, TooManyWindows
 from swiftlet_serve.errors import Unprocessable, invalid_value
 from swiftlet_serve.tasks import _windows
 from swiftlet_serve.tasks._requests import Failure, Request, Strict, empty_input, failure, is_blank, too_many_tokens
@@ -137,7 +137,7 @@ class Rerank:
         (tokens,) = self.tokenizer.tokenize([query])
         if is_blank(query) or not len(tokens):
             raise empty_input(QUERY)
-        encodings = self._encodings(request)
+        encodings = self._sequences(request)
         partial, readable = request.partial and len(texts) > 1, []
         for encoding in encodings:
             error = self._error(request, encoding)
@@ -155,51 +155,51 @@ class Rerank:
         With `partial`, the errors of texts that could not be ranked follow.
         """
         parameters, texts = request.parameters or DEFAULTS, request.inputs.texts
-        documents = encodings if self.forms is None else encodings[1:]
-        numbers = list(dict.fromkeys(map(self._number, documents)))
         if self.forms is None:
             apply = FUNCTIONS["none" if parameters.raw_scores else self._function]
             scores = apply([float(row[0, 0]) for row in rows])
         else:
             (output,) = self.forms.chosen(parameters.output)
             scores = self.forms.scores(output, encodings, rows)
+            encodings = encodings[1:]
+        numbers = list(dict.fromkeys(map(self._number, encodings)))
         if parameters.truncation == _windows.WINDOW:
-            scores = list(map(float, _windows.joined(documents, scores, _windows.JOINS[parameters.window])))
+            scores = list(map(float, _windows.joined(encodings, scores, _windows.JOINS[parameters.window])))
         best = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[: parameters.top_n]
         ranked: list[dict[str, Any]] = [{"index": numbers[i], "score": scores[i]} for i in best]
         if parameters.return_documents:
             ranked = [text | {"text": texts[text["index"]]} for text in ranked]
         return ranked + [self._unranked(request, i) for i in sorted(set(range(len(texts))).difference(numbers))]
 
-    def _encodings(self, request: RerankRequest) -> list[Encoding]:
-        """Encodes the query and the texts. Texts are cut or read in windows. The latter need a whole query."""
+    def _sequences(self, request: RerankRequest) -> list[Encoding]:
         query, texts = request.inputs.query, request.inputs.texts
-        parameters = request.parameters or DEFAULTS
-        in_windows = parameters.truncation == _windows.WINDOW
+        output = (request.parameters or DEFAULTS).output
+        if self.forms is None:
+            if output is not None:
+                detail = "The model is a cross-encoder, which has one score and no outputs. Leave output out."
+                raise invalid_value("/parameters/output", "unsupported", detail)
+            return self._cut(request, [(query, text) for text in texts], self.max_tokens)
+        outputs, prompt = self.forms.chosen(output), self._prompt(TEXT_PROMPTS)
+        limits = [self.forms.max_text_tokens(is_query=is_query) for is_query in (True, False)]
+        first = self._cut(request, [self._prompt(QUERY_PROMPTS) + query], limits[0], is_query=True)
+        others = self._cut(request, [prompt + text for text in texts], limits[1], prefix=prompt)
+        others = [replace(encoding, text_index=encoding.text_index + 1) for encoding in others]
+        return [*self.forms.focused(first, outputs, is_query=True), *self.forms.focused(others, outputs)]
+
+    def _cut(
+        self, request: RerankRequest, texts: Sequence[Text], limit: int, *, prefix: str = "", is_query: bool = False
+    ) -> list[Encoding]:
+        """Encodes texts, which are cut or read in windows. The latter need a whole query."""
+        if (request.parameters or DEFAULTS).truncation != _windows.WINDOW:
+            return self.tokenizer.encode(texts, limit)
         try:
-            if self.forms is None:
-                if parameters.output is not None:
-                    detail = "The model is a cross-encoder, which has one score and no outputs. Leave output out."
-                    raise invalid_value("/parameters/output", "unsupported", detail)
-                pairs = [(query, text) for text in texts]
-                if in_windows:
-                    return self.tokenizer.encode_windows(pairs, self.max_tokens, self.max_sequences, split=1)
-                return self.tokenizer.encode(pairs, self.max_tokens)
-            outputs, prompt = self.forms.chosen(parameters.output), self._prompt(TEXT_PROMPTS)
-            first, prompted = self._prompt(QUERY_PROMPTS) + query, [prompt + text for text in texts]
-            encodings = self.tokenizer.encode([first], self._limit(-1), truncate=not in_windows)
-            sequences = self.forms.focused(encodings, outputs, is_query=True)
-            if in_windows:
-                most = self.max_sequences - 1
-                encodings = self.tokenizer.encode_windows(prompted, self._limit(0), most, prefix=prompt)
-            else:
-                encodings = self.tokenizer.encode(prompted, self._limit(0))
+            if is_query:
+                return self.tokenizer.encode(texts, limit, truncate=False)
+            return self.tokenizer.encode_windows(texts, limit, self.max_sequences, prefix=prefix, split=1)
         except TextTooLong as error:
-            raise too_many_tokens(QUERY, self._limit(-1), error.tokens) from None
+            raise too_many_tokens(QUERY, limit, error.tokens) from None
         except TooManyWindows:
             raise _windows.too_many_windows(self.max_sequences) from None
-        sequences += self.forms.focused(encodings, outputs)
-        return [replace(sequence, text_index=sequence.text_index + (i > 0)) for i, sequence in enumerate(sequences)]
 
     def _limit(self, number: int) -> int:
         """Returns the token limit of a text, or of the query if the number is -1."""
@@ -222,7 +222,7 @@ class Rerank:
     def _unranked(self, request: RerankRequest, number: int) -> dict[str, Any]:
         """Returns the error of a text that has no sequence."""
         inputs = request.inputs.model_copy(update={"texts": [request.inputs.texts[number]]})
-        encoding = self._encodings(request.model_copy(update={"inputs": inputs}))[-1]
+        encoding = self._sequences(request.model_copy(update={"inputs": inputs}))[-1]
         error = self._error(request, replace(encoding, text_index=number + (self.forms is not None)))
         assert error is not None  # noqa: S101  # for the type checker
         return {"index": number, **failure(error).model_dump()}

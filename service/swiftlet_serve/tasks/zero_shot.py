@@ -198,7 +198,7 @@ class _Shared:
                 raise invalid_value(place, "empty", "A label is empty. Send labels that are not blank.")
         return texts, labels
 
-    def _too_long(self, request: ZeroShotRequest, index: int, tokens: int) -> Unprocessable:
+    def _too_long(self, request: ZeroShotRequest, index: int, tokens: int = 0) -> Unprocessable:
         """Returns the error of a text or hypothesis. The indices of hypotheses follow the indices of texts."""
         places = pointers(request.inputs)
         if index < len(places):
@@ -320,13 +320,13 @@ class LabelledZeroShot(_Shared):
                 occurs twice, they leave no room for a text, or the template has no place for a label.
         """
         texts, labels = self._checked(request)
+        if request.parameters.truncation == _windows.WINDOW:
+            detail = "A model that reads labels with the text has no windows. Set truncation to true or false."
+            raise invalid_value("/parameters/truncation", "unsupported", detail)
         if len({*labels}) < len(labels):
             raise invalid_value(LABELS, "duplicate", "A label occurs twice. Name each label once.")
         if (template := request.parameters.hypothesis_template) is not None:
             labels = [fill(template, label) for label in labels]
-        if request.parameters.truncation == _windows.WINDOW:
-            detail = "This model reads labels with a text, and no windows. Set truncation to true or false."
-            raise invalid_value("/parameters/truncation", "unsupported", detail)
         ids = self._reader.labels(labels)
         try:
             sequences = [
@@ -336,7 +336,7 @@ class LabelledZeroShot(_Shared):
             raise self._too_long(request, len(texts), self.max_tokens) from None
         for sequence in sequences:
             if sequence.left_out and not request.parameters.truncation:
-                raise self._too_long(request, sequence.text_index, self.max_tokens + sequence.left_out)
+                raise self._too_long(request, sequence.text_index, len(sequence.input_ids) + sequence.left_out)
         return sequences
 
     def decode(self, request: ZeroShotRequest, encodings: Sequence[LabelledText], rows: Sequence[Row]) -> Any:
