@@ -60,6 +60,8 @@ def test_one_pass_gives_all_forms(tokenizer: Tokenizer) -> None:
 
     forms = answer(task, row, "film a film", output=["sparse", "dense", "multi_vector"], normalize=False)
     assert list(forms) == ["sparse", "dense", "multi_vector"]
+    for output, refused in (("multi_vector", {"encoding_format": "int8"}), ("sparse", {"encoding_format": "ubinary"})):
+        assert rejection(task, "film", output=output, normalize=False, **refused)[0] == "validation_failed"
     assert forms["dense"] == row[0, :DENSE].tolist()
     assert forms["multi_vector"] == row[1:, DENSE + 1 :].tolist()
     largest: dict[int, float] = {}
