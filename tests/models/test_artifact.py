@@ -408,7 +408,7 @@ def test_manifest_rejects_other_format(path: Path, value: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *(("pooling", value) for value in ("last", None, ["mean"], {})),
+        *(("pooling", value) for value in ("first", None, ["mean"], {})),
         *(("normalize", value) for value in (1, None, "true")),
         *(("dense", value) for value in ("relu", False, {})),
         *(("prompts", value) for value in (None, [], {"query": 1})),

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from swiftlet_models import architectures
+from swiftlet_models.architectures import standard
 from swiftlet_models.checkpoint_tensors import ConversionError
 from swiftlet_models.convert import locate
 from tests.support.checkpoints import (
@@ -25,6 +26,7 @@ from tests.support.checkpoints import (
     HEADS,
     SMALL,
     TASKS,
+    Shape,
     Task,
     convert,
     our_rows,
@@ -293,8 +295,8 @@ def test_convert_encoder_only_accepts_encoder_without_head(tmp_path: Path, name:
         ("bert", {"type_vocab_size": 1}, "type_vocab_size 1 has no token type for the second text of a pair."),
         (
             "bert",
-            {"hidden_act": "silu"},
-            "hidden_act 'silu' is not one of gelu, gelu_new, gelu_pytorch_tanh, relu,",
+            {"hidden_act": "mish"},
+            "hidden_act 'mish' is not one of gelu, gelu_new, gelu_pytorch_tanh, relu,",
         ),
         ("bert", {"hidden_act": ["gelu"]}, "hidden_act has an invalid value: ['gelu']."),
         ("bert", {"is_decoder": True}, "is_decoder True is not supported, only False."),
@@ -356,12 +358,21 @@ def test_convert_rejects_untied_masked_lm(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("architecture", architectures.model_types())
 def test_defaults_equal_transformers(architecture: str) -> None:
     module = architectures.load(architecture)
-    reference = transformers.AutoConfig.for_model(architecture.replace("_", "-"))
+    reference = Shape(architecture, {}).config()
     ours = {field.name: field.default for field in dataclasses.fields(module.Config)} | dict(module.IMPLIED)
-    # What DeBERTa's code reads without a default in the configuration.
-    given = {"share_att_key": False, "position_buckets": -1} | reference.to_dict()
+    # What DeBERTa's code reads without a default in the configuration, and the only Gemma that is an encoder.
+    given = (
+        {"share_att_key": False, "position_buckets": -1} | reference.to_dict() | {"use_bidirectional_attention": True}
+    )
     settings = getattr(module, "translate", dict)(given)
-    assert ours == {name: settings[name] if name in settings else getattr(reference, name) for name in ours}
+    theirs = {name: settings[name] if name in settings else getattr(reference, name, None) for name in ours}
+    if issubclass(module.Config, standard.Config):
+        # These families share settings that some do not have. Others follow from the number of heads.
+        heads = ours["num_attention_heads"]
+        derived = {"num_key_value_heads": heads, "head_dim": ours["hidden_size"] // heads}
+        ours |= {name: value for name, value in derived.items() if ours[name] is None}
+        theirs = {name: ours[name] if value is None else value for name, value in theirs.items()}
+    assert ours == theirs
 
 
 @pytest.mark.parametrize(

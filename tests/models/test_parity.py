@@ -8,6 +8,7 @@ import pytest
 
 from swiftlet_models import architectures
 from tests import parity
+from tests.support import standard_checkpoints
 from tests.support.checkpoints import Task
 
 FP32 = 1e-5
@@ -26,5 +27,6 @@ def test_engines_compute_the_rows_of_transformers(name: str, task: Task) -> None
 def test_page_has_every_architecture_and_task() -> None:
     page = parity.PAGE.read_text("utf-8")
 
-    assert {name for name, _ in parity.CASES} == set(architectures.model_types())
-    assert all(f"| {name} | {task} |" in page for name, task in parity.CASES)
+    cases = [*parity.CASES, *((name, "embed") for name in standard_checkpoints.MODELS)]
+    assert {name for name, _ in cases} == set(architectures.model_types())
+    assert all(f"| {name} | {task} |" in page for name, task in cases)

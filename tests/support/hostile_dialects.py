@@ -6,10 +6,11 @@ import copy
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from swiftlet_models.artifact import Decisions
+from swiftlet_models.artifact import Decisions, MultiVector, Sparse
 from tests.support.apps import SECRET
 from tests.support.artifacts import LABELS, make_artifact, reseal
 from tests.support.hostile import HEADERS, MUTATIONS, Attack, canary
@@ -41,6 +42,8 @@ BODIES: dict[str, Any] = {
     "/classify": {"input": TEXTS},
     "/predict": {"inputs": [[SECRET], TEXTS], "truncate": True, "raw_scores": False},
     "/embed": {"inputs": TEXTS, "truncate": True, "normalize": False, "prompt_name": "query"},
+    "/embed_sparse": {"inputs": TEXTS, "truncate": True},
+    "/embed_all": {"inputs": TEXTS, "truncate": True, "prompt_name": "query"},
     "/similarity": {"inputs": {"source_sentence": SECRET, "sentences": TEXTS}},
     "/rerank": {"query": SECRET, "texts": TEXTS, "raw_scores": True, "return_text": False},
     "/rerank ": {"query": SECRET, "documents": TEXTS, "top_n": 1},
@@ -123,10 +126,18 @@ def damage(body: Any, pick: random.Random) -> Any:
 
 
 def models(directory: Path) -> tuple[str, ...]:
-    """Writes a small artifact for every task. The classifier answers the predicate of `BODIES`."""
-    artifacts = [make_artifact(directory, task) for task in LABELS]
-    first = reseal(artifacts[0], decisions=Decisions(predicates={SECRET: "good"}))
-    return tuple(map(str, (first, *(one.path for one in artifacts[1:]))))
+    """Writes a small artifact for every task. The classifier answers the predicate of `BODIES`.
+
+    The embedding model has all outputs, whose columns the echo engine fills with any numbers.
+    """
+    artifacts = {task: make_artifact(directory, task) for task in LABELS}
+    paths = {task: artifact.path for task, artifact in artifacts.items()}
+    paths["classify"] = reseal(artifacts["classify"], decisions=Decisions(predicates={SECRET: "good"}))
+    about = artifacts["embed"].manifest.embedding
+    assert about is not None
+    several = replace(about, sparse=Sparse("tokens"), multi_vector=MultiVector(2))
+    paths["embed"] = reseal(artifacts["embed"], embedding=several)
+    return tuple(map(str, paths.values()))
 
 
 def attacks(seed: int, count: int) -> Iterator[Attack]:

@@ -125,6 +125,7 @@ IMPLIED: Final[Mapping[str, Any]] = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 131072,
     "sliding_window": 4096,
+    "full_attention_layers": ("000001" * 5)[:26],
 }
 # Parameters, by patterns of their new names, that are zero, and the setting with which they are not.
 OMITTED: Final = (

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from swiftlet_models.architectures.descriptions import describing
 from swiftlet_models.architectures.traits import (
@@ -24,7 +24,6 @@ from swiftlet_models.architectures.traits import (
     Count,
     EmbeddingTraits,
     FeedForwardTraits,
-    Norm,
     Settings,
     Traits,
     check_heads,
@@ -50,7 +49,7 @@ class Config(Settings):
     intermediate_size: int = 512
     num_feedforward_networks: Count = 4
     hidden_act: Activation = "relu"
-    normalization_type: Norm = "no_norm"
+    normalization_type: Literal["layer_norm", "no_norm"] = "no_norm"
     trigram_input: bool = True
     use_bottleneck: bool = True
     use_bottleneck_attention: bool = False
