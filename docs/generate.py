@@ -366,7 +366,9 @@ def modules(package: str) -> str:
 def networks() -> str:
     """Returns the networks that `swiftlet import` reads, by their names in a checkpoint's configuration."""
     folder = ROOT / "models/swiftlet_models/architectures"
-    rows = [[code(name.replace("_", "-")), _first_sentence(folder / f"{name}.py")] for name in architectures.names()]
+    rows = [
+        [code(name.replace("_", "-")), _first_sentence(folder / f"{name}.py")] for name in architectures.model_types()
+    ]
     return table(["`model_type`", "Network"], rows)
 
 
@@ -384,7 +386,7 @@ def tested_heads() -> str:
     for task in tasks.names():
         heads.setdefault(tasks.load(task).HEAD, []).append(task)
     rows = []
-    for network in architectures.names():
+    for network in architectures.model_types():
         cells = []
         for served in heads.values():
             models = [name for kind, task, name in trained if kind == network and task in served]

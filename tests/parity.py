@@ -15,6 +15,7 @@ import platform
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +34,7 @@ from swiftlet_serve.engines.native import Native
 from swiftlet_serve.engines.onnx_cpu import RaggedOnnx, adds_in_32_bits
 from swiftlet_serve.types import Batch
 from tests.goldens import cases
-from tests.support import embedding_parity
+from tests.support import embedding_parity, standard_checkpoints
 from tests.support.checkpoints import (
     FIRST_ID,
     TASKS,
@@ -45,9 +46,10 @@ from tests.support.checkpoints import (
     relative_error,
     rows,
 )
-from tests.support.native_kernels import CONFIGS, weights
+from tests.support.native_kernels import CONFIGS, STANDARD, weights
 from tests.support.paths import ROOT
 
+OPTIONS_OF_FAMILIES: Final = ({"normalize": False}, {"normalize": True, "prompt_name": "query"})
 PAGE: Final = ROOT / "loadtest/results/parity.md"
 LENGTHS: Final = (40, 1, 2, 17, 39, 8)
 # Settings that transformers has instead, or that must fit the small vocabulary.
@@ -55,14 +57,23 @@ OTHERS: Final[dict[str, dict[str, Any]]] = {
     "deberta_v2": {"pos_att_type": ["c2p", "p2c"]},
     "modernbert": dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0),
 }
+_IDS: Final = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)
 SHAPES: Final = {
     **{name: Shape(name, settings | OTHERS.get(name, {})) for name, settings in CONFIGS.items()},
     "xlm_roberta": Shape("xlm_roberta", CONFIGS["roberta"]),
     "camembert": Shape("camembert", CONFIGS["roberta"]),
+    **{name: Shape(name, {**_IDS, "tie_word_embeddings": True, **STANDARD[name]}) for name in ("eurobert", "qwen3")},
+    **{name: Shape(name, {**_IDS, **STANDARD["gte"]}) for name in ("gte", "jina_embeddings_v3", "nomic_bert")},
 }
 CAUSAL_TASKS: Final[tuple[Task, ...]] = ("classify", "qa", "score")
 ENCODER_TASKS: Final[tuple[Task, ...]] = (*TASKS, "entities")
-CASES: Final = [(name, task) for name in sorted(SHAPES) for task in (CAUSAL_TASKS if name == "gpt2" else ENCODER_TASKS)]
+NO_QUESTIONS: Final = ("eurobert", "gte", "nomic_bert")  # transformers has no class for them
+CASES: Final = [
+    (name, task)
+    for name in sorted(SHAPES)
+    for task in (CAUSAL_TASKS if name in ("gpt2", "qwen3") else ENCODER_TASKS)
+    if task != "qa" or name not in NO_QUESTIONS
+]
 
 
 def differences(shape: Shape, task: Task) -> list[float]:
@@ -107,17 +118,22 @@ def table() -> list[Sequence[str]]:
 
 
 def embedding_table() -> Iterator[Sequence[str]]:
-    """Yields a row for each pooling: the largest differences of torch and of onnx_cpu in fp32, of any option."""
-    for pooling in ("cls", "mean", "max"):
+    """Yields a row for each model: the largest differences of torch and of onnx_cpu in fp32, of any option."""
+    made = [("bert", pooling, partial(embedding_parity.save, pooling=pooling)) for pooling in ("cls", "mean", "max")]
+    made += [
+        (name, pooling, partial(embedding_parity.save_standard, name=name))
+        for name, (_, _, _, pooling, _) in standard_checkpoints.MODELS.items()
+    ]
+    for name, pooling, save in made:
         with tempfile.TemporaryDirectory() as directory:
-            model, artifact = embedding_parity.save(Path(directory), pooling)
+            model, artifact = save(Path(directory))
             largest = dict.fromkeys(("torch", "onnx_cpu"), 0.0)
-            for options in embedding_parity.OPTIONS:
+            for options in embedding_parity.OPTIONS if name == "bert" else OPTIONS_OF_FAMILIES:
                 wanted = embedding_parity.expected(model, options)
                 for engine in largest:
                     found = embedding_parity.vectors(artifact, engine, options)
                     largest[engine] = max(largest[engine], embedding_parity.difference(found, wanted))
-        yield [pooling, *(f"{value:.1e}" for value in largest.values())]
+        yield [name, "embed", pooling, *(f"{value:.1e}" for value in largest.values())]
 
 
 def golden_table() -> Iterator[Sequence[str]]:
@@ -151,11 +167,12 @@ Measured by `python -m tests.parity` with transformers {transformers.__version__
 The largest difference of a number of a vector from that of `SentenceTransformer.encode`, relative to the largest number
 of all vectors if that is above 1. {len(embedding_parity.texts()):,} texts: English and Korean sentences, long texts,
 emoji, combining marks, control characters and special tokens, with and without normalisation and prompts, and with
-three numbers of dimensions. A small BERT with random weights.
+three numbers of dimensions (networks other than BERT with fewer options). Small models with random weights, each with
+the tokenizer of its family.
 
 sentence-transformers {sentence_transformers.__version__}.
 
-{in_markdown(["pooling", "torch, fp32", "onnx_cpu, fp32"], embedding_table())}
+{in_markdown(["architecture", "task", "pooling", "torch, fp32", "onnx_cpu, fp32"], embedding_table())}
 ## Parity with the pipelines
 
 Calls whose answers were recorded from the pipelines of transformers 4.57.1 (`tests/goldens`). The tests of the tasks

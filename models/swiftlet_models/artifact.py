@@ -170,6 +170,7 @@ class Reading:
 
     truncation_side: Side = "right"  # the side where a long text loses tokens, and windows start
     special_tokens: tuple[str, ...] = ()  # that a text may contain. All others are read as common text
+    skip_unknown: bool = False  # whether unknown tokens are left out, unless a text has no other
 
 
 @dataclass(frozen=True)
@@ -592,14 +593,17 @@ def _parse_reading(document: object) -> Reading:
     """Raises ValueError if the field `reading` has a wrong value."""
     if document is None:
         return Reading()
-    if not isinstance(document, dict) or set(document) != {field.name for field in fields(Reading)}:
+    known = {field.name for field in fields(Reading)}
+    if not isinstance(document, dict) or {*document, "skip_unknown"} != known:  # manifests of older versions lack it
         raise ValueError("the field 'reading' has a wrong value.")
-    side, tokens = document["truncation_side"], document["special_tokens"]
+    side, tokens, skips = document["truncation_side"], document["special_tokens"], document.get("skip_unknown", False)
     if side not in get_args(Side):
         raise ValueError("the field 'reading/truncation_side' has a wrong value.")
     if not isinstance(tokens, list) or not all(isinstance(token, str) and token for token in tokens):
         raise ValueError("the field 'reading/special_tokens' has a wrong value.")
-    return Reading(side, tuple(tokens))
+    if skips not in (True, False):
+        raise ValueError("the field 'reading/skip_unknown' has a wrong value.")
+    return Reading(side, tuple(tokens), skips)
 
 
 def _parse_labelling(document: object, embedding: Embedding | None, *, has_head: bool) -> Labelling | None:

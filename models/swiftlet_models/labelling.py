@@ -22,7 +22,7 @@ from swiftlet_models.artifact import Labelling
 from swiftlet_models.errors import ModelError
 from swiftlet_models.probabilities import sigmoid
 from swiftlet_models.tensors import Floats
-from swiftlet_models.tokenizer import Encoding, Ids, Tokenizer
+from swiftlet_models.tokenizer import Encoding, Ids, Tokenizer, TooManyWindows
 
 WORD: Final = re.compile(r"\w+(?:[-_]\w+)*|\S")  # GLiNER's splitter `whitespace`
 EPSILON: Final = 1e-8  # added to the length of a vector that is normalised
@@ -50,10 +50,6 @@ class LabelledText(Encoding):
 
 class NoRoom(Exception):  # tasks translate it into an error of the API
     """Raised when labels leave no room for a text."""
-
-
-class TooManyWindows(Exception):  # as above
-    """Raised when a text has more windows than are allowed."""
 
 
 class Words:

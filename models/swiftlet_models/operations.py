@@ -43,6 +43,9 @@ class Operations:
         """Counts a network from the shapes of its parameters, which are named as in `architectures.traits`."""
         traits = architectures.describe(architecture).Config(**config).traits()
         sizes = {name: math.prod(shape) for name, shape in shapes.items() if len(shape) == 2}
+        if not traits.layers:  # the additions of a mean
+            _, width = shapes["encoder.embeddings.word.weight"]
+            return cls(width, 0, 0, 0, 0, head=_head(sizes, shapes), pools=True)
         first = f"encoder.{traits.layers[0]}."
         layer = {
             name.removeprefix(first).removesuffix(".weight"): n for name, n in sizes.items() if name.startswith(first)
@@ -79,7 +82,7 @@ class Operations:
         """
         counts = lengths if self.pools else focus_counts  # of the last layer
         tokens, read = sum(lengths), sum(counts)
-        *windows, last_window = self.windows or (None,) * self.layers
+        *windows, last_window = self.windows or (None,) * max(1, self.layers)
         last_pairs = sum(self._pairs(*pair, last_window) for pair in zip(lengths, counts, strict=True))
         last = tokens * self.key_value + read * self.after_key_value + last_pairs * self.attention
         inner = (self.layers - 1) * tokens * (self.key_value + self.after_key_value)

@@ -185,20 +185,21 @@ class _Expected:
         """Reads the sizes from the given shapes. Raises ParametersError if one of them is not there."""
         self.config, self.traits, self.given = config, traits, given
         self.shapes: dict[str, tuple[int, ...]] = {}
-        if not traits.layers:
-            raise ParametersError("the network has no layers")
-        if not traits.feed_forward:
-            raise ParametersError("the layers have no feed-forward network")
-        first = f"encoder.{traits.layers[0]}."
-        self.attended, self.inner = self._table(f"{first}query.weight")
-        self.keys, _ = self._table(f"{first}key.weight")
-        if traits.bottleneck:
-            self.inner, self.hidden = self._table(f"{first}{traits.bottleneck.residual}.dense.weight")
-        else:
-            self.hidden = self.inner
-        network = traits.feed_forward[0]
-        self.intermediate = self._table(f"{first}{network.inner}.weight")[0]
         self.vocabulary, self.embedding = self._table(_EMBEDDINGS + "word.weight")
+        self.attended = self.keys = self.inner = self.hidden = self.embedding
+        self.intermediate = 0
+        if traits.feed_forward and not traits.layers:
+            raise ParametersError("the network has no layers")
+        if traits.layers:
+            if not traits.feed_forward:
+                raise ParametersError("the layers have no feed-forward network")
+            first = f"encoder.{traits.layers[0]}."
+            self.attended, self.inner = self._table(f"{first}query.weight")
+            self.hidden = self.inner
+            if traits.bottleneck:
+                self.inner, self.hidden = self._table(f"{first}{traits.bottleneck.residual}.dense.weight")
+            self.keys, _ = self._table(f"{first}key.weight")
+            self.intermediate, _ = self._table(f"{first}{traits.feed_forward[0].inner}.weight")
         self.rows = self._table(_EMBEDDINGS + "position.weight")[0] if traits.embedding.positions else 0
         self.token_types = self._table(_EMBEDDINGS + "token_type.weight")[0] if traits.embedding.token_types else 0
         self.outputs = 0

@@ -66,7 +66,7 @@ def is_encoder(directory: Path) -> bool:
     """Returns whether a directory holds a model of sentence-transformers that makes vectors, of any kind."""
     if not (directory / MODULES).is_file():
         return vector_forms.is_stanford(directory)
-    return any(kind not in _CLASSIFIER for kind, _ in _modules(directory))
+    return any(kind not in _CLASSIFIER for kind, _ in read_modules(directory))
 
 
 def named_pooling(embedding: Embedding) -> PoolingOption:
@@ -91,10 +91,10 @@ def read_encoder(directory: Path, pooling: PoolingOption | None = None) -> Sente
         raise ConversionError(f"{MODULES} sets the pooling, so --pooling is not allowed.")
     if vector_forms.is_stanford(directory):
         return _stanford(directory)
-    modules = _modules(directory)
+    modules = read_modules(directory)
     kinds = [kind for kind, _ in modules]
     if kinds in (["Transformer", "SpladePooling"], ["MLMTransformer", "SpladePooling"]):
-        prompts, default = _prompts(directory)
+        prompts, default = read_prompts(directory)
         sparse, checkpoint = vector_forms.read_splade(modules[1][1]), modules[0][1]
         embedding = replace(vector_forms.SPLADE, sparse=sparse, prompts=prompts, default_prompt=default)
         return SentenceEncoder(checkpoint, embedding, _max_tokens(checkpoint))
@@ -111,7 +111,7 @@ def read_encoder(directory: Path, pooling: PoolingOption | None = None) -> Sente
     if kinds != allowed:
         raise ConversionError(f"{MODULES}: the modules {', '.join(kinds)} are not supported in this order.")
     checkpoint = modules[0][1]
-    prompts, default = _prompts(directory)
+    prompts, default = read_prompts(directory)
     activation, parameters = _dense(dense) if dense else (None, {})
     embedding = Embedding(
         pooling=_pooling(modules[1][1], has_prompts=any(prompts.values())),
@@ -172,13 +172,13 @@ def cross_encoder_problem(directory: Path) -> Problem:
     return _PROBLEMS[named]
 
 
-def _modules(directory: Path) -> list[tuple[str, Path]]:
+def read_modules(directory: Path) -> list[tuple[str, Path]]:
     """Returns the kind and the directory of each module."""
     modules = read_object(directory / MODULES, list)
     directories = []
     for module in modules:
         kind, path = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
-        if not isinstance(kind, str) or not isinstance(path, str) or Path(path).name != path:
+        if not isinstance(kind, str) or not isinstance(path, str) or path not in (".", Path(path).name):
             raise ConversionError(f"{MODULES} does not list modules with a type and a path.")
         directories.append((kind.rpartition(".")[2], directory / path))
     return directories
@@ -229,7 +229,7 @@ def _one_dense(
         return _ACTIVATIONS[activation], np.asarray(weight), np.asarray(bias)
 
 
-def _prompts(directory: Path) -> tuple[dict[str, str], str | None]:
+def read_prompts(directory: Path) -> tuple[dict[str, str], str | None]:
     settings = _optional(directory / SETTINGS)
     prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):

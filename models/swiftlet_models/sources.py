@@ -68,6 +68,7 @@ OTHER_WEIGHTS: Final[Mapping[str, tuple[str, str]]] = {
     **dict.fromkeys(("*.ckpt", "*.pth", "*.pt", "*.ot"), _TORCH),
     **dict.fromkeys(("*.zip", "*.tar", "*.tar.gz", "*.tgz"), ("an archive", "Unpack it, and serve the directory.")),
 }
+STATIC: Final = "model2vec"  # the model_type of static embeddings, which are no checkpoint of transformers
 _STATE: Final = ("optimizer*", "scheduler*", "scaler*", "rng_state*")  # files that a Trainer writes beside weights
 
 # The task and the head of the classes of transformers, by the end of their names.
@@ -118,7 +119,7 @@ def refusal(name: str) -> str | None:
     if labelling_of(Path(name)):
         return None
     if "model_type" in (config := read_config(Path(name) / "config.json")):
-        return architectures.refusal(config["model_type"])
+        return None if config["model_type"] == STATIC else architectures.refusal(config["model_type"])
     return None
 
 

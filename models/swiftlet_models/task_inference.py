@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from swiftlet_models import sentence_transformers, setfit, sources
+from swiftlet_models import sentence_transformers, setfit, sources, static_embeddings
 from swiftlet_models.checkpoint_tensors import ConversionError, read_object
 
 
@@ -23,7 +23,7 @@ def infer_task(directory: Path, source: str, settings: Mapping[str, Any] | None 
         return "entities" if labelled == sources.GLINER else "zero-shot"
     if setfit.is_classifier(directory):
         return "classify"
-    if sentence_transformers.is_encoder(directory):
+    if static_embeddings.is_static(directory) or sentence_transformers.is_encoder(directory):
         return "embed"
     config = read_object(directory / "config.json") if settings is None else settings
     if task := sources.seems_for(config):

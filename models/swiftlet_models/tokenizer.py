@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,7 @@ from swiftlet_models.token_ranges import first_length, mirrored, pair_lengths, w
 from swiftlet_models.word_pieces import WordPieces
 
 RIGHT: Final = Reading()
+OVERLAP: Final = 8  # the part of a window that it shares with the next
 RESERVED: Final = re.compile(r"\[unused\d+\]|.*NOTUSED|<extra_id_\d+>")  # tokens that no text is meant to contain
 
 Ids = NDArray[np.int64]
@@ -45,9 +47,14 @@ Text = str | tuple[str, str]
 class TextTooLong(Exception):  # tasks translate it into an error of the API
     """Raised when the text at `index` exceeds the token limit and truncation is off."""
 
-    def __init__(self, index: int):
+    def __init__(self, index: int, tokens: int):
         super().__init__(f"Text {index} exceeds the token limit.")
         self.index = index
+        self.tokens = tokens  # of its whole sequence
+
+
+class TooManyWindows(Exception):
+    """Raised when texts make more windows than the caller allows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,6 +196,10 @@ class Tokenizer:
             raise ValueError("the tokenizer has a separator of its own.")
         return Tokenizer(tokenizer_json.with_separator(self._document, token), self.reading)
 
+    def bare(self, reading: Reading) -> Tokenizer:
+        """Returns the same tokenizer with another reading, and without special tokens around a text."""
+        return Tokenizer(self._document | {"post_processor": None}, reading)
+
     def save(self, path: Path) -> None:
         """Writes a `tokenizer.json`. `load` restores the same tokenizer from it."""
         path.write_text(json.dumps(self._document, ensure_ascii=False, separators=(",", ":")), "utf-8")
@@ -212,7 +223,7 @@ class Tokenizer:
             left_out = max(0, sum(map(len, ids)) - limit)
             if left_out:
                 if not truncate:
-                    raise TextTooLong(index)
+                    raise TextTooLong(index, max_tokens + left_out)
                 ids = self._truncate(ids, limit)
             encodings.append(self._encoding(ids, index, left_out, mask=mask))
         return encodings
@@ -239,7 +250,7 @@ class Tokenizer:
             room = max_tokens - len(start) - len(stop)
             left_out = max(0, len(ids) - room)
             if left_out and not truncate:
-                raise TextTooLong(index)
+                raise TextTooLong(index, max_tokens + left_out)
             input_ids = _array([*start, *(self._cut(ids, room) if left_out else ids), *stop])
             zeros = np.zeros_like(input_ids)
             encodings.append(Encoding(input_ids, zeros, zeros[:1], text_index=index, left_out=left_out))
@@ -261,11 +272,49 @@ class Tokenizer:
         for text, first in enumerate(ids[: len(texts)]):
             for number, second in enumerate(ids[len(texts) :], start=len(texts)):
                 length = first_length(len(first), len(second), limit)
+                tokens = len(first) + len(second) + self._special_counts[True]
                 if length is None:
-                    raise TextTooLong(number)
+                    raise TextTooLong(number, tokens)
                 if length < len(first) and not truncate:
-                    raise TextTooLong(text)
+                    raise TextTooLong(text, tokens)
                 encodings.append(self._encoding([self._cut(first, length), second], text, len(first) - length))
+        return encodings
+
+    def encode_windows(
+        self, texts: Sequence[Text], max_tokens: int, most: int, *, prefix: str = "", split: int | None = None
+    ) -> list[Encoding]:
+        """Encodes each text or pair as one sequence, or as several windows if it has more than `max_tokens` tokens.
+
+        Neighbouring windows share an eighth of their tokens of the text. `prefix` begins every single text, and each
+        window repeats it. Of a pair, only the text with the number `split` is split, or the longer one; each window
+        repeats the other. The head reads the first token.
+
+        Raises:
+            TextTooLong: what each window repeats leaves less than an eighth of `max_tokens` to the text.
+            TooManyWindows: there are more than `most` sequences.
+        """
+        parts = [(text,) if isinstance(text, str) else text for text in texts]
+        encoded = iter(self._ids([part for pair in parts for part in pair], mask=False))
+        start = self._ids([prefix], mask=False)[0] if prefix else []
+        encodings: list[Encoding] = []
+        for index, pair in enumerate(parts):
+            ids, specials = [next(encoded) for _ in pair], self._special_counts[len(pair) == 2]
+            count = sum(map(len, ids)) + specials
+            windows = [ids]
+            if count > max_tokens:
+                number = (len(ids[1]) > len(ids[0]) if split is None else split) if len(pair) == 2 else 0
+                repeated = 0 if len(pair) == 2 else len(os.path.commonprefix([start, ids[0]]))  # noqa: RUF071  # of lists
+                beginning, text = ids[number][:repeated], ids[number][repeated:]
+                room = max_tokens - count + len(text)
+                if room < max(1, max_tokens // OVERLAP):
+                    raise TextTooLong(index, count)
+                ranges = self._ranges(len(text), room, room // OVERLAP)
+                if len(encodings) + len(ranges) > most:
+                    raise TooManyWindows
+                windows = [[*ids[:number], beginning + text[a:b], *ids[number + 1 :]] for a, b in ranges]
+            encodings += [self._encoding(window, index, 0) for window in windows]
+        if len(encodings) > most:
+            raise TooManyWindows
         return encodings
 
     def tokenize(self, texts: Sequence[str], max_tokens: int | None = None) -> list[TokenizedText]:
@@ -434,9 +483,12 @@ class Tokenizer:
     def _ids(self, texts: Sequence[str], *, mask: bool) -> list[list[int]]:
         """Returns the ids of each text, without special tokens. Texts that are equal are tokenised once."""
         distinct = list(dict.fromkeys(texts)) if len(texts) > 1 else texts
+        ids = self._ids_of_each(distinct, mask=mask)
+        if self.reading.skip_unknown:
+            ids = [[number for number in each if number != self.unknown_id] or each[:1] for each in ids]
         if len(distinct) == len(texts):
-            return self._ids_of_each(texts, mask=mask)
-        ids_of = dict(zip(distinct, self._ids_of_each(distinct, mask=mask), strict=True))
+            return ids
+        ids_of = dict(zip(distinct, ids, strict=True))
         return [ids_of[text] for text in texts]
 
     def _ids_of_each(self, texts: Sequence[str], *, mask: bool) -> list[list[int]]:

@@ -837,7 +837,7 @@ def test_columns_of_a_value_that_another_segment_wrote_are_kept():
     twice = Product(np.tile(np.eye(16, dtype=np.float32), 2), np.zeros(16, np.float32))
     first = LookUp(Place("x", 0, 16), WORDS, "word")
     rest = LookUp(Place("x", 16, 16), WORDS, "word"), Multiply("y", "x", "twice"), Read("y", "y")
-    program = Program((Block((first,)), Block(rest)), {"x": 32, "y": 16}, "y")
+    program = Program((Block((first,)), Block(rest)), {"x": 32, "y": 16}, ("y",))
     engine = Native(best(), Folded(program, 16, 300, words, {"twice": twice}))
     ids = np.random.default_rng(1).integers(0, 9, 200)
     (rows,) = engine.run(Batch.of([Encoding(ids, np.zeros(200, np.int64), np.arange(200))]))

@@ -35,7 +35,7 @@ from tests.support.checkpoints import (
 )
 
 Tensors = dict[str, Tensor]
-KNOWN = f"supported are {', '.join(name.replace('_', '-') for name in architectures.names())}."
+KNOWN = f"supported are {', '.join(name.replace('_', '-') for name in architectures.model_types())}."
 WORDS = "bert.embeddings.word_embeddings.weight"
 
 
@@ -353,7 +353,7 @@ def test_convert_rejects_untied_masked_lm(tmp_path: Path, name: str) -> None:
     assert error_message(tmp_path, "fill-mask").startswith("config.json: tie_word_embeddings False is not supported")
 
 
-@pytest.mark.parametrize("architecture", architectures.names())
+@pytest.mark.parametrize("architecture", architectures.model_types())
 def test_defaults_equal_transformers(architecture: str) -> None:
     module = architectures.load(architecture)
     reference = transformers.AutoConfig.for_model(architecture.replace("_", "-"))

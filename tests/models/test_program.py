@@ -34,7 +34,7 @@ ADD = Multiply("x", "attended", "output", residual=Place("query", 8, 8))
 
 
 def program(*steps: Step) -> Program:
-    return Program((Block(steps),), WIDTHS, "x")
+    return Program((Block(steps),), WIDTHS, ("x",))
 
 
 def test_products_of_a_value_are_joined_and_the_steps_that_read_them_follow():

@@ -217,7 +217,7 @@ def test_pooling_is_given_once(tmp_path: Path) -> None:
         read_encoder(tmp_path / "encoder")
 
 
-@pytest.mark.parametrize("name", standard_checkpoints.MODELS)
+@pytest.mark.parametrize("name", ["gemma3_text", "qwen3", "t5"])
 def test_standard_families_compute_the_vectors_of_sentence_transformers(name: str, tmp_path: Path) -> None:
     """With their own tokenizers, pooling, and Dense modules that become one."""
     texts = [text for text in embedding_parity.texts() if "<" not in text][::9]

@@ -16,6 +16,7 @@ from swiftlet_serve.offline.evaluate import respond
 from swiftlet_serve.offline.import_checkpoint import import_checkpoint
 from tests.goldens.cases import SENTENCES, strings
 from tests.support.sentence_checkpoints import save_encoder
+from tests.support.standard_checkpoints import save_model
 
 COUNT: Final = 1000
 BATCH: Final = 64  # texts of a request
@@ -50,17 +51,27 @@ def save(directory: Path, pooling: str) -> tuple[SentenceTransformer, Artifact]:
     """Writes a small embedding model, and imports it in fp32. Special tokens in a text are text on both sides."""
     model = save_encoder(directory, pooling, normalize=False)
     model.tokenizer.split_special_tokens = True
+    return model, _imported(directory, pooling)
+
+
+def save_standard(directory: Path, name: str) -> tuple[SentenceTransformer, Artifact]:
+    """The same with a model of `standard_checkpoints`."""
+    model = save_model(directory, name, texts())
+    return model, _imported(directory, name)
+
+
+def _imported(directory: Path, name: str) -> Artifact:
     artifact, _ = import_checkpoint(
         str(directory / "model"),
         "embed",
         directory / "out",
-        name=pooling,
+        name=name,
         precision="fp32",
         max_loss=0.5,
         keep_fp32=True,
         report=lambda _: None,
     )
-    return model, artifact
+    return artifact
 
 
 def expected(model: SentenceTransformer, options: Mapping[str, Any]) -> NDArray[np.float32]:

@@ -45,6 +45,8 @@ BODIES: dict[str, Any] = {
     "/rerank": {"query": SECRET, "texts": TEXTS, "raw_scores": True, "return_text": False},
     "/rerank ": {"query": SECRET, "documents": TEXTS, "top_n": 1},
     "/v2/rerank": {"model": "rerank", "query": SECRET, "documents": [TEXTS[0], {"text": TEXTS[1]}], "top_n": 1},
+    "/v2/embed": {"model": "embed", "texts": TEXTS, "embedding_types": ["float", "int8"], "truncate": "END"},
+    "/v1/embed": {"texts": TEXTS, "input_type": "search_query", "max_tokens": 4096},
     "/v1/rerank": {"model": "rerank", "query": SECRET, "documents": TEXTS, "max_tokens_per_doc": 4096},
     "/v1/models/classify:predict": {"instances": TEXTS, "parameters": {"top_k": 1}},
     "/models/zero-shot": {"inputs": SECRET, "parameters": {"candidate_labels": TEXTS, "multi_label": True}},

@@ -25,7 +25,7 @@ from tests.support.checkpoints import TASKS, Task, randomise, untrained
 from tests.support.compiler import EMULATION, SOURCES, compile_kernels
 from tests.support.network_sizes import CONFIGS as CONFIGS
 from tests.support.network_sizes import POSITIONS as POSITIONS
-from tests.support.network_sizes import STANDARD
+from tests.support.network_sizes import STANDARD as STANDARD
 from tests.support.network_sizes import VOCABULARY as VOCABULARY
 from tests.support.remote import EXTENSIONS
 

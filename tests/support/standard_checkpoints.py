@@ -14,6 +14,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers import pre_tokenizers, processors, trainers
 from torch import nn
 
+from tests.goldens.cases import HERE
 from tests.support.checkpoints import randomise
 
 WIDTH: Final = 64
@@ -66,9 +67,14 @@ def _t5(texts: Sequence[str]) -> Any:
     return transformers.T5Tokenizer(vocab=[tuple(piece) for piece in model["vocab"]], extra_ids=10)
 
 
+def _bert(_: Sequence[str]) -> Any:
+    words = (HERE / "vocab.txt").read_text("utf-8").splitlines()
+    return transformers.BertTokenizer(vocab={word: i for i, word in enumerate(words)})
+
+
 # The tokenizer, the network, the pooling and the Dense modules of each.
 MODELS: Final[Mapping[str, tuple[Callable[[Sequence[str]], Any], Any, Mapping[str, Any], str, int]]] = {
-    "gemma": (
+    "gemma3_text": (
         _gemma,
         transformers.Gemma3TextConfig,
         _SIZES
@@ -91,6 +97,8 @@ MODELS: Final[Mapping[str, tuple[Callable[[Sequence[str]], Any], Any, Mapping[st
         "mean",
         1,
     ),
+    "eurobert": (_qwen, transformers.EuroBertConfig, _SIZES | {"bos_token_id": 0, "mask_token_id": 0}, "mean", 0),
+    "nomic_bert": (_bert, transformers.NomicBertConfig, _SIZES, "mean", 0),
 }
 
 
@@ -98,7 +106,7 @@ def save_model(directory: Path, name: str, texts: Sequence[str]) -> SentenceTran
     """Writes a model to `directory/model`, and returns it. Special tokens in a text are text."""
     make, config_class, settings, pooling, denses = MODELS[name]
     tokenizer = make(texts)
-    ids = {key: getattr(tokenizer, key) for key in ("pad_token_id", "eos_token_id")}
+    ids = {key: value for key in ("pad_token_id", "eos_token_id") if (value := getattr(tokenizer, key)) is not None}
     config = config_class(vocab_size=len(tokenizer), **settings, **ids)
     network: Any = transformers.T5EncoderModel if name == "t5" else transformers.AutoModel
     model = network._from_config(config) if name == "t5" else network.from_config(config)

@@ -66,6 +66,20 @@ def test_embed_encodes_little_endian_floats(embedder: embed.Embed) -> None:
     assert np.frombuffer(base64.b64decode(text), "<f4").tolist() == ROW[0].tolist()
 
 
+def test_embed_writes_vectors_in_fewer_bits(tokenizer: Tokenizer) -> None:
+    signs = [[3.0, -4.0, 0.0, 12.0, 0.0, 0.0, 0.0, 0.0]]
+    wide = embed.create(tokenizer, replace(manifest("embed", 8), embedding=Embedding("mean", normalize=True)))
+
+    def written(encoding: str, **parameters: object) -> Any:
+        request = wide.Request.model_validate({"inputs": "a", "parameters": {"encoding_format": encoding} | parameters})
+        return wide.decode(request, wide.encode(request), [np.array(signs, np.float32)])
+
+    assert written("int8") == [[29, -39, 0, 117, 0, 0, 0, 0]]
+    assert written("uint8", dimensions=2) == [[128 + 76, 128 - 102]]
+    assert written("ubinary") == [[0b10010000]]
+    assert written("binary", normalize=False) == [[0b10010000 - 128]]
+
+
 @given(row=hnp.arrays(np.float32, (1, WIDTH), elements=st.floats(-1e6, 1e6, width=32)))
 def test_normalized_vectors_are_finite(row: Any) -> None:
     with np.errstate(all="raise", under="ignore"):
@@ -87,6 +101,9 @@ def test_embed_rejects_what_the_model_does_not_have(embedder: embed.Embed, token
     code = "validation_failed"
     assert rejection(embedder, "a", prompt_name="secret") == (code, "/parameters/prompt_name", None)
     assert rejection(embedder, "a", dimensions=WIDTH + 1) == (code, "/parameters/dimensions", WIDTH)
+    encoding = "/parameters/encoding_format"
+    assert rejection(embedder, "a", encoding_format="int8", normalize=False) == (code, encoding, None)
+    assert rejection(embedder, "a", encoding_format="ubinary") == (code, encoding, None)
     with pytest.raises(Unprocessable) as caught:
         encode(embedder, "a", prompt_name="secret")
     assert caught.value.detail == "The model has no prompt of this name. Its prompts are query, none."
@@ -173,7 +190,7 @@ def test_ids_that_are_no_tokens_of_a_text_are_refused(reader: embed.Embed, token
         (["a"] * (MAX_INPUTS + 1), {}),
         ("a", {"dimensions": 0}),
         ("a", {"dimensions": 2.0}),
-        ("a", {"encoding_format": "int8"}),
+        ("a", {"encoding_format": "int4"}),
         ("a", {"normalize": 1}),
         ("a", {"top_k": 1}),
     ],

@@ -60,6 +60,8 @@ def test_one_pass_gives_all_forms(tokenizer: Tokenizer) -> None:
 
     forms = answer(task, row, "film a film", output=["sparse", "dense", "multi_vector"], normalize=False)
     assert list(forms) == ["sparse", "dense", "multi_vector"]
+    for output, refused in (("multi_vector", {"encoding_format": "int8"}), ("sparse", {"encoding_format": "ubinary"})):
+        assert rejection(task, "film", output=output, normalize=False, **refused)[0] == "validation_failed"
     assert forms["dense"] == row[0, :DENSE].tolist()
     assert forms["multi_vector"] == row[1:, DENSE + 1 :].tolist()
     largest: dict[int, float] = {}
@@ -142,3 +144,40 @@ def test_forms_are_compared_by_what_they_mean(tokenizer: Tokenizer) -> None:
 
 def test_bulk_and_tensors_know_the_vector() -> None:
     assert answer_fields(embed.Embed.Response) == {"embedding": float}
+
+
+def test_windows_become_the_largest_weights_and_all_vectors(tokenizer: Tokenizer) -> None:
+    """Each form of a long text, made of the forms of its windows, which are texts of their own here."""
+    task = make(tokenizer, M3)
+    width, draw = DENSE + 1 + SEVERAL, np.random.default_rng(0)
+    table = draw.normal(size=(tokenizer.vocab_size, width))
+    options = {"output": ["dense", "sparse", "multi_vector"], "normalize": False, "truncation": "window"}
+    request = task.Request.model_validate({"inputs": "a film " * 60, "parameters": options})
+    windows = task.encode(request)
+    rows = [table[one.input_ids[one.focus]].astype(np.float32) for one in windows]
+    (found,) = task.decode(request, windows, rows)
+    alone = [task.decode(request, [one], [row])[0] for one, row in zip(windows, rows, strict=True)]
+
+    assert len(windows) > 2
+    lengths = [len(one.input_ids) for one in windows]
+    assert found["dense"] == pytest.approx(np.average([one["dense"] for one in alone], 0, lengths))
+    assert found["multi_vector"] == [vector for one in alone for vector in one["multi_vector"]]
+    weights: dict[int, float] = {}
+    for one in alone:
+        for token, weight in zip(one["sparse"]["indices"], one["sparse"]["values"], strict=True):
+            weights[token] = max(weight, weights.get(token, 0))
+    assert dict(zip(found["sparse"]["indices"], found["sparse"]["values"], strict=True)) == weights
+
+
+@pytest.mark.parametrize(
+    ("parameters", "place"),
+    [
+        ({"encoding_format": "int8", "normalize": False, "output": "multi_vector"}, "/parameters/encoding_format"),
+        ({"encoding_format": "binary", "normalize": True, "output": "multi_vector"}, "/parameters/encoding_format"),
+        ({"encoding_format": "int8", "output": ["multi_vector", "sparse"]}, "/parameters/encoding_format"),
+    ],
+)
+def test_formats_that_a_form_cannot_have_are_refused(
+    parameters: dict[str, Any], place: str, tokenizer: Tokenizer
+) -> None:
+    assert rejection(make(tokenizer, M3), "a film", **parameters)[:2] == ("validation_failed", place)

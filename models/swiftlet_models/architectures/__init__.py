@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 from swiftlet_models.architectures.traits import Activation, Traits
 
 _HELPERS: Final = frozenset({"descriptions", "layers", "standard", "traits"})
+_OF_OTHERS: Final = frozenset({"static"})  # networks that transformers does not have
 
 
 class Config(Protocol):
@@ -63,11 +64,16 @@ def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in _HELPERS)
 
 
+def model_types() -> list[str]:
+    """Returns the names of the architectures that checkpoints of transformers have, sorted."""
+    return sorted({*names()} - _OF_OTHERS)
+
+
 def refusal(model_type: object) -> str | None:
     """Returns why checkpoints of this `model_type` cannot be converted; None if they can."""
-    if isinstance(model_type, str) and model_type.replace("-", "_") in names():
+    if isinstance(model_type, str) and model_type.replace("-", "_") in model_types():
         return None
-    known = ", ".join(name.replace("_", "-") for name in names())
+    known = ", ".join(name.replace("_", "-") for name in model_types())
     return f"config.json: model_type {model_type!r} is not supported; supported are {known}."
 
 

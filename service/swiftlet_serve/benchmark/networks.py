@@ -58,6 +58,8 @@ RELEASED: Final[Mapping[str, Released]] = {
     "minilm": Released("bert", MINILM, MEAN),  # all-MiniLM-L6-v2
     "mpnet": Released("mpnet", {}, MEAN),  # all-mpnet-base-v2
     "modernbert": Released("modernbert", max_tokens=8192),  # ModernBERT-base
+    "embeddinggemma": Released("gemma3_text", {}, MEAN, 2048),  # embeddinggemma-300m
+    "nomic": Released("nomic_bert", {}, MEAN, 8192),  # nomic-embed-text-v1.5
     "deberta": Released("deberta_v2", DEBERTA),  # deberta-v3-base
 }
 GRAPH_SOURCES: Final = ("graphs/export.py", "heads.py", "architectures/*.py")  # a change in these makes another graph

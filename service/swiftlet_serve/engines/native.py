@@ -202,7 +202,7 @@ class Native:
         self._kernel = "; ".join((library.kernel, *(["bf16"] if precision == "bf16" else []), *passed_over))
         self._outputs = folded.outputs
         self._last_call = threading.local()
-        most = max(product.matrix.shape[1] for product in folded.products.values())
+        most = max((product.matrix.shape[1] for product in folded.products.values()), default=0)
         if precision == "int8" and most > library.max_inputs:
             raise FoldingError(f"a product has {most} inputs, more than the {library.max_inputs} of {library.kernel}")
         parameters = Parameters.of(folded)

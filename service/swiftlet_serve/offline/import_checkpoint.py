@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from swiftlet_models import checkpoint_card, convert, setfit, sources, tokenizer_check
+from swiftlet_models import checkpoint_card, convert, setfit, sources, static_embeddings, tokenizer_check
 from swiftlet_models import sentence_transformers as sentences
 from swiftlet_models.artifact import IMPORTED, LANGUAGE, NAME, Artifact, Manifest, PoolingOption, Precision
 from swiftlet_models.checkpoint_tokenizer import read_limits
@@ -95,11 +96,16 @@ def import_checkpoint(
     directory = adapter.base if adapter and not sentences.is_encoder(directory) else directory
     definition = tasks.load(task)
     labelled = find_label_checkpoint(directory)
+    static = static_embeddings.read(directory) if static_embeddings.is_static(directory) else None
     head, outputs = ("embedding", "hidden") if labelled else (definition.HEAD, definition.OUTPUTS)
-    if "embedding" in getattr(definition, "OTHER_HEADS", {}) and (pooling or sentences.is_encoder(directory)):
+    makes_vectors = pooling or static or sentences.is_encoder(directory)
+    if "embedding" in getattr(definition, "OTHER_HEADS", {}) and makes_vectors:
         head, outputs = "embedding", "hidden"
     if labels and (task != "entities" or not labelled):
         raise SetupError("Only GLiNER has a use for --label. Leave it out.")
+    if static and (pooling or head != "embedding"):
+        choice = "--pooling" if pooling else f"--task {task}"
+        raise SetupError(f"The directory holds static embeddings, which have no use for {choice}. Leave it out.")
     if pooling and (labelled or head != "embedding"):
         raise SetupError(f"The task {task} has no use for --pooling. Leave it out.")
     classes: tuple[str, ...] | None = None
@@ -115,36 +121,41 @@ def import_checkpoint(
             raise SetupError(f"The checkpoint reads labels for the task {infer_task(directory, source)}, not {task}.")
         described, projection, label_head = labelled.read_head()
         encoder = sentences.SentenceEncoder(directory, described, labelled.max_tokens, projection)
-    elif head == "embedding":
+    elif head == "embedding" and static is None:
         encoder = sentences.read_encoder(directory, pooling)
     directory = encoder.checkpoint if encoder else directory
     if "auto_map" in sources.read_config(directory / "config.json"):
         report("config.json names code (auto_map), which is not run: the network is read as that of its model_type")
-    with convert.convert(
-        directory,
-        head,
-        outputs,
-        source=origin,
-        embedding=encoder.embedding if encoder else None,
-        parameters=encoder.dense if encoder else None,
-        adapter=labelled or adapter,
-    ) as converted:
+    conversion = (
+        nullcontext(static.converted(origin))
+        if static
+        else convert.convert(
+            directory,
+            head,
+            outputs,
+            source=origin,
+            embedding=encoder.embedding if encoder else None,
+            parameters=encoder.dense if encoder else None,
+            adapter=labelled or adapter,
+        )
+    )
+    with conversion as converted:
         problem = converted.problem
         if head == "classification" and getattr(definition, "CROSS_ENCODER", False):
             problem = sentences.cross_encoder_problem(directory)
         tokens = adapter.tokenizer if adapter else directory
-        limit = encoder.max_tokens if encoder else read_limits(tokens).max_tokens
-        tokenizer = Tokenizer.from_directory(tokens)
-        if not accept_tokenizer:
+        limit = encoder.max_tokens if encoder else None if static else read_limits(tokens).max_tokens
+        tokenizer = static.tokenizer if static else Tokenizer.from_directory(tokens)
+        if not static and not accept_tokenizer:
             _check_tokenizer(tokenizer, tokens, languages, report)
         config = configure(converted.architecture, converted.config)
         max_tokens = min(converted.positions, limit or converted.positions)
         _check_masks(encoder, config)
         tokenizer = _configured(tokenizer, special_tokens, pair_separator)
-        if not labelled:
-            _tell_special_tokens(tokenizer, report)
-        elif tokenizer.token_to_id(labelled.labelling.marker) != labelled.token:
+        if labelled and tokenizer.token_to_id(labelled.labelling.marker) != labelled.token:
             raise SetupError("class_token_index is not the token in front of labels. Take the tokenizer of training.")
+        if not labelled and not static:
+            _tell_special_tokens(tokenizer, report)
         if head == "classification":
             _check_pairs(tokenizer, task, pair_separator, report)
         _check_reading(tokenizer, (directory, tokens), task, head, config, max_tokens)
@@ -168,7 +179,7 @@ def import_checkpoint(
             tolerance=1.0,
             config=converted.config,
             source=converted.source,
-            embedding=encoder.embedding if encoder else None,
+            embedding=converted.embedding,
             reading=tokenizer.reading,
             labelling=replace(labelled.labelling, labels=tuple(labels)) if labelled else None,
             languages=languages,

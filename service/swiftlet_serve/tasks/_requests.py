@@ -156,7 +156,7 @@ def input_too_long(pointer: str, detail: str, limit: int) -> Unprocessable:
     return Unprocessable("input_too_long", detail, field_errors=[FieldError(pointer, "input_too_long", limit)])
 
 
-def too_many_tokens(pointer: str, max_tokens: int) -> Unprocessable:
-    """Returns the error for a text that exceeds the model's token limit while truncation is off."""
-    detail = f"The text has more than {max_tokens} tokens. Shorten it, or {TRUNCATION}."
+def too_many_tokens(pointer: str, max_tokens: int, tokens: int) -> Unprocessable:
+    """Returns the error for a text of so many tokens, which exceeds the model's limit while truncation is off."""
+    detail = f"The text has {tokens} tokens, and the model reads {max_tokens} at most. Shorten it, or {TRUNCATION}."
     return input_too_long(pointer, detail, max_tokens)

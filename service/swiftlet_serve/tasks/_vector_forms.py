@@ -40,9 +40,9 @@ class SparseVector(BaseModel):
 class Embeddings(BaseModel):
     """The forms of a text, if the request names several."""
 
-    dense: list[float] | str | None = None
+    dense: list[float] | list[int] | str | None = None
     sparse: SparseVector | None = None
-    multi_vector: list[list[float] | str] | None = None
+    multi_vector: list[list[float] | list[int] | str] | None = None
 
 
 @dataclass(frozen=True)
@@ -202,6 +202,14 @@ def dot(first: Sparse, second: Sparse) -> float:
     """Returns the sum of the products of the weights that two sparse vectors share."""
     _, at, other = np.intersect1d(first.ids, second.ids, assume_unique=True, return_indices=True)
     return float(first.weights[at] @ second.weights[other])
+
+
+def largest(several: Sequence[Sparse]) -> Sparse:
+    """Returns the largest weight of each token of several sparse vectors."""
+    ids, places = np.unique(np.concatenate([one.ids for one in several]), return_inverse=True)
+    weights = np.zeros(len(ids))
+    np.maximum.at(weights, places, np.concatenate([one.weights for one in several]))
+    return Sparse(ids, weights)
 
 
 def max_sim(query: Floats, document: Floats) -> float:

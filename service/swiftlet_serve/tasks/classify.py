@@ -16,8 +16,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_models.artifact import Manifest, Problem
-from swiftlet_models.tokenizer import Encoding, Text, TextTooLong, Tokenizer
+from swiftlet_models.tokenizer import Encoding, Text, Tokenizer
 from swiftlet_serve import tasks
+from swiftlet_serve.tasks import _windows
 from swiftlet_serve.tasks._requests import (
     LEAST_ITEM_BYTES,
     MAX_INPUTS,
@@ -26,7 +27,6 @@ from swiftlet_serve.tasks._requests import (
     Strict,
     empty_input,
     pointers,
-    too_many_tokens,
 )
 from swiftlet_serve.types import Row
 
@@ -53,9 +53,14 @@ class ClassifyParameters(Strict):
         Function | None,
         Field(description="Function that turns logits into scores. Default: the one that the model was trained with."),
     ] = None
-    truncation: Annotated[
-        bool, Field(description="Truncates a text that exceeds the model's token limit. If false, rejects it.")
-    ] = True
+    truncation: _windows.Truncation = True
+    window: Annotated[
+        _windows.Combination,
+        Field(
+            description="How the scores of windows become one, with truncation window: the mean, weighted by their "
+            "tokens, or the largest."
+        ),
+    ] = "mean"
 
 
 DEFAULTS: Final = ClassifyParameters()
@@ -118,13 +123,11 @@ class Classify:
         places = pointers(request.inputs)
         parameters = request.parameters or DEFAULTS
         texts = [_text(item, pointer) for item, pointer in zip(inputs, places, strict=True)]
-        try:
-            encodings = self.tokenizer.encode(texts, self.max_tokens, truncate=parameters.truncation)
-        except TextTooLong as error:
-            raise too_many_tokens(places[error.index], self.max_tokens) from None
-        for encoding, pointer in zip(encodings, places, strict=True):
+        limits = self.max_tokens, parameters.truncation
+        encodings = _windows.encode(self.tokenizer, texts, *limits, places, self.max_sequences)
+        for encoding in encodings:
             if not len(encoding.input_ids):  # no special tokens, and a text of control characters
-                raise empty_input(pointer)
+                raise empty_input(places[encoding.text_index])
         return tasks.read_last(encodings) if self._read_last_token else encodings
 
     def least_response_bytes(self, request: ClassifyRequest) -> int:
@@ -137,10 +140,13 @@ class Classify:
         self, request: ClassifyRequest, encodings: Sequence[Encoding], rows: Sequence[Row]
     ) -> list[list[dict[str, Any]]]:
         """Returns the labels of each text, best first."""
-        del encodings
         parameters = request.parameters or DEFAULTS
         apply = FUNCTIONS[parameters.function_to_apply or self._default]
-        return [self._ranked(apply(row[0].tolist()), parameters.top_k) for row in rows]
+        scores = [apply(row[0].tolist()) for row in rows]
+        if parameters.truncation == _windows.WINDOW:
+            join = _windows.JOINS[parameters.window]
+            scores = _windows.joined(encodings, scores, lambda *windows: join(*windows).tolist())
+        return [self._ranked(each, parameters.top_k) for each in scores]
 
     def split(self, request: ClassifyRequest) -> list[ClassifyRequest]:
         """Returns one request for each text."""

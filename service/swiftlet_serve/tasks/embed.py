@@ -7,18 +7,18 @@ even for one text, as in Hugging Face's feature extraction.
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 
 from swiftlet_models.artifact import Embedding, Manifest, Output
 from swiftlet_models.tokenizer import Encoding, TextTooLong, Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import invalid_value
+from swiftlet_serve.tasks import _vectors, _windows
 from swiftlet_serve.tasks._requests import (
     MAX_INPUTS,
     Failure,
@@ -29,7 +29,7 @@ from swiftlet_serve.tasks._requests import (
     pointers,
     too_many_tokens,
 )
-from swiftlet_serve.tasks._vector_forms import MAX_NUMBERS, QUERY, Embeddings, Forms, Outputs, SparseVector
+from swiftlet_serve.tasks._vector_forms import MAX_NUMBERS, QUERY, Embeddings, Forms, Outputs, SparseVector, largest
 from swiftlet_serve.tasks._vector_forms import cosine as cosine
 from swiftlet_serve.tasks._vector_forms import normalized as normalized
 from swiftlet_serve.types import Row
@@ -37,7 +37,6 @@ from swiftlet_serve.types import Row
 HEAD: Final = "embedding"
 OUTPUTS: Final = "hidden"
 
-DECIMALS: Final = 8  # of a number in JSON, which is finer than the rounding of fp32
 NUMBER_BYTES: Final = 24  # an upper bound of a number in JSON
 MAX_IDS: Final = 8192  # of one text: a longer one exceeds every model's limit
 MAX_ITEMS: Final = 1 << 17  # of a body that may hold token ids
@@ -62,12 +61,14 @@ class EmbedParameters(Strict):
         str | None,
         Field(description="Name of the model's prompt to put in front of each text. Default: the model's default."),
     ] = None
-    truncation: Annotated[
-        bool, Field(description="Truncates a text that exceeds the model's token limit. If false, rejects it.")
-    ] = True
+    truncation: _windows.Truncation = True
     encoding_format: Annotated[
-        Literal["float", "base64"],
-        Field(description="float: a list of numbers. base64: the vector as little-endian 32-bit floats in Base64."),
+        _vectors.Format,
+        Field(
+            description="float: a list of numbers. base64: the vector as little-endian 32-bit floats in Base64. int8: "
+            "each number times 127, rounded. uint8: that plus 128. ubinary: bytes of 8 bits, which say whether a "
+            "number is positive. binary: that minus 128."
+        ),
     ] = "float"
     output: Annotated[
         Outputs | None,
@@ -117,6 +118,7 @@ class TokenIdsRequest(Request):
 
 
 Vector = Annotated[list[float], Field(description="The numbers of a vector.")]
+Levels = Annotated[list[int], Field(description="A vector in 8 bits or one bit a number, as encoding_format says.")]
 Encoded = Annotated[str, Field(description="A vector in Base64, if encoding_format is base64.")]
 
 
@@ -136,7 +138,7 @@ class Embed:
     """One sequence for each text. Its row is the vector that the network pools, (1, width)."""
 
     Request = EmbedRequest
-    Response = list[Vector | Encoded | list[Vector | Encoded] | SparseVector | Embeddings | Failure]
+    Response = list[Vector | Levels | Encoded | list[Vector | Levels | Encoded] | SparseVector | Embeddings | Failure]
     max_sequences: ClassVar[int] = MAX_INPUTS  # `max_positions` limits those whose rows are not one vector
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest, embedding: Embedding):
@@ -158,38 +160,45 @@ class Embed:
         """
         parameters = request.parameters or DEFAULTS
         outputs = self.forms.chosen(parameters.output)
-        _check_format(parameters, outputs)
+        self._check_format(parameters, outputs)
         if parameters.dimensions is not None and parameters.dimensions > self.width:
             detail = f"dimensions exceeds the {self.width} dimensions of the model. Lower it, or leave it out."
             raise invalid_value("/parameters/dimensions", "less_than_equal", detail, self.width)
         prompt, is_query = self._prompt(parameters.prompt_name), self._is_query(parameters)
         limit = self.forms.max_text_tokens(is_query=is_query)
         if isinstance(request, TokenIdsRequest):
-            encodings = self._encode_ids(request, prompt, limit, truncate=parameters.truncation)
+            encodings = self._encode_ids(request, prompt, limit, parameters.truncation)
         else:
-            texts = request.inputs if isinstance(request.inputs, list) else [request.inputs]
-            places = pointers(request.inputs)
-            encodings = self.encode_texts(texts, places, prompt, limit, truncate=parameters.truncation)
+            encodings = self._encode_texts(request, prompt, limit, parameters.truncation)
+        if self.embedding.pooling == "last":
+            encodings = tasks.read_last(encodings)
         return self.forms.focused(encodings, outputs, is_query=is_query)
 
-    def encode_texts(
-        self, texts: Sequence[str], pointers: Sequence[str], prompt: str, limit: int, *, truncate: bool
+    def _encode_texts(
+        self, request: EmbedRequest, prompt: str, limit: int, truncation: bool | Literal["window"]
     ) -> list[Encoding]:
         """Encodes texts with a prompt in front of each.
 
         Raises:
-            Unprocessable: a text is empty, or is too long while `truncate` is false.
+            Unprocessable: a text is empty or too long.
         """
-        for text, pointer in zip(texts, pointers, strict=True):
+        texts = request.inputs if isinstance(request.inputs, list) else [request.inputs]
+        places = pointers(request.inputs)
+        for text, place in zip(texts, places, strict=True):
             if not text.strip():
-                raise empty_input(pointer)
-        try:
-            encodings = self.tokenizer.encode([prompt + text for text in texts], limit, truncate=truncate)
-        except TextTooLong as error:
-            raise too_many_tokens(pointers[error.index], limit) from None
-        return tasks.read_last(encodings) if self.embedding.pooling == "last" else encodings
+                raise empty_input(place)
+        prompted = [prompt + text for text in texts]
+        encodings = _windows.encode(
+            self.tokenizer, prompted, limit, truncation, places, self.max_sequences, prefix=prompt
+        )
+        for encoding in encodings:
+            if not len(encoding.input_ids):  # no special tokens, and a text of control characters
+                raise empty_input(places[encoding.text_index])
+        return encodings
 
-    def _encode_ids(self, request: TokenIdsRequest, prompt: str, limit: int, *, truncate: bool) -> list[Encoding]:
+    def _encode_ids(
+        self, request: TokenIdsRequest, prompt: str, limit: int, truncation: bool | Literal["window"]
+    ) -> list[Encoding]:
         """Encodes rows of token ids. A flat list is one row.
 
         Raises:
@@ -198,6 +207,9 @@ class Embed:
         if prompt:
             detail = "The model puts a prompt before each text, and token ids cannot have one. Send texts."
             raise invalid_value("/inputs", "unsupported", detail)
+        if truncation == _windows.WINDOW:
+            detail = "Token ids cannot be read in windows. Send texts."
+            raise invalid_value("/parameters/truncation", "unsupported", detail)
         ids: Any = request.inputs
         rows, places = ([ids], ["/inputs"]) if isinstance(ids[0], int) else (ids, pointers(ids))
         before, after = self.tokenizer.special_ends
@@ -211,32 +223,45 @@ class Embed:
             if not used - {*before, *after}:
                 raise empty_input(place)
         try:
-            encodings = self.tokenizer.encode_ids(rows, limit, truncate=truncate, whole=request.whole)
+            return self.tokenizer.encode_ids(rows, limit, truncate=truncation, whole=request.whole)
         except TextTooLong as error:
-            raise too_many_tokens(places[error.index], limit) from None
-        return tasks.read_last(encodings) if self.embedding.pooling == "last" else encodings
+            raise too_many_tokens(places[error.index], limit, error.tokens) from None
 
     def decode(self, request: EmbedRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> list[Any]:
-        """Returns the vector of each text, in the form that the request asks for, or its forms by name."""
+        """Returns the output of each text that the request asks for, or its outputs by name."""
         parameters = request.parameters or DEFAULTS
         outputs = self.forms.chosen(parameters.output)
-        answers = [
-            {output: self._form(output, parameters, row, encoding) for output in outputs}
-            for row, encoding in zip(rows, encodings, strict=True)
-        ]
-        return answers if isinstance(parameters.output, list) else [answer[outputs[0]] for answer in answers]
+        answers = [self._answers(output, parameters, encodings, rows) for output in outputs]
+        if isinstance(parameters.output, list):
+            return [dict(zip(outputs, forms, strict=True)) for forms in zip(*answers, strict=True)]
+        return answers[0]
 
-    def _form(self, output: Output, parameters: EmbedParameters, row: Row, encoding: Encoding) -> Any:
-        normalize = self.embedding.normalize if parameters.normalize is None else parameters.normalize
+    def _answers(
+        self, output: Output, parameters: EmbedParameters, encodings: Sequence[Encoding], rows: Sequence[Row]
+    ) -> list[Any]:
+        """Returns one output of each text.
+
+        That of several windows is the mean of their vectors, weighted by their tokens, the largest weight of each
+        token, or the vectors of all tokens.
+        """
+
+        def of_texts(forms: Iterable[Any], join: Callable[[Sequence[Any], Sequence[int]], Any]) -> list[Any]:
+            forms = list(forms)
+            return _windows.joined(encodings, forms, join) if parameters.truncation == _windows.WINDOW else forms
+
+        normalizes = self._normalizes(parameters)
         if output == "sparse":
-            vector = self.forms.sparse(row, encoding)
-            return self.forms.named(vector, with_tokens=parameters.return_tokens, decimals=DECIMALS)
+            weights = of_texts(map(self.forms.sparse, rows, encodings), lambda parts, _: largest(parts))
+            named = partial(self.forms.named, with_tokens=parameters.return_tokens, decimals=_vectors.DECIMALS)
+            return list(map(named, weights))
         if output == "multi_vector":
-            is_query = self._is_query(parameters)
-            vectors = self.forms.multi_vector(row, encoding, is_query=is_query, normalize=normalize)
-            return [_written(vector, parameters) for vector in vectors]
-        dense = self.forms.dense(row)[: parameters.dimensions]
-        return _written(normalized(dense) if normalize else dense, parameters)
+            several = partial(self.forms.multi_vector, is_query=self._is_query(parameters), normalize=normalizes)
+            texts = of_texts(map(several, rows, encodings), lambda parts, _: np.concatenate(parts))
+            return [_vectors.write(vectors, parameters.encoding_format) for vectors in texts]
+        finish = normalized if normalizes else np.asarray
+        vectors = [finish(self.forms.dense(row)[: parameters.dimensions]) for row in rows]
+        vectors = of_texts(vectors, lambda *windows: finish(_windows.mean(*windows)))
+        return _vectors.write(vectors, parameters.encoding_format)
 
     def split(self, request: EmbedRequest) -> list[EmbedRequest]:
         """Returns one request for each text."""
@@ -251,6 +276,22 @@ class Embed:
         name = self.embedding.default_prompt if parameters.prompt_name is None else parameters.prompt_name
         return name == QUERY
 
+    def _check_format(self, parameters: EmbedParameters, outputs: Sequence[Output]) -> None:
+        """Raises Unprocessable for a parameter that no output of a request can have."""
+        if parameters.dimensions is not None and "dense" not in outputs:
+            detail = "Only a dense vector can be cut. Leave dimensions out, or ask for the output dense."
+            raise invalid_value("/parameters/dimensions", "unsupported", detail)
+        if parameters.encoding_format != "float" and "sparse" in outputs:
+            detail = "A sparse output has the encoding_format float. Leave it out."
+            raise invalid_value("/parameters/encoding_format", "unsupported", detail)
+        widths = {"dense": parameters.dimensions or self.width, "multi_vector": self.forms.several}
+        for width in (width for output, width in widths.items() if output in outputs):
+            if error := _vectors.refusal(parameters.encoding_format, width, normalized=self._normalizes(parameters)):
+                raise error
+
+    def _normalizes(self, parameters: EmbedParameters) -> bool:
+        return self.embedding.normalize if parameters.normalize is None else parameters.normalize
+
     def _prompt(self, name: str | None) -> str:
         prompts: Mapping[str, str] = self.embedding.prompts
         name = self.embedding.default_prompt if name is None else name
@@ -261,23 +302,6 @@ class Embed:
             detail = f"The model has no prompt of this name. {known}"
             raise invalid_value("/parameters/prompt_name", "unknown_prompt", detail)
         return prompts[name]
-
-
-def _check_format(parameters: EmbedParameters, outputs: Sequence[Output]) -> None:
-    """Raises Unprocessable for a parameter that no output of a request can have."""
-    if parameters.dimensions is not None and "dense" not in outputs:
-        detail = "Only a dense vector can be cut. Leave dimensions out, or ask for the output dense."
-        raise invalid_value("/parameters/dimensions", "unsupported", detail)
-    if parameters.encoding_format != "float" and "sparse" in outputs:
-        detail = "A sparse output has the encoding_format float. Leave it out."
-        raise invalid_value("/parameters/encoding_format", "unsupported", detail)
-
-
-def _written(vector: NDArray[np.float64], parameters: EmbedParameters) -> list[float] | str:
-    if parameters.encoding_format == "base64":
-        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    numbers: list[float] = vector.round(DECIMALS).tolist()
-    return numbers
 
 
 TASK: Final = Embed

@@ -21,10 +21,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_models.artifact import Labelling, Manifest
-from swiftlet_models.labelling import LabelledText, NoRoom, Reader, Scorer, TooManyWindows, Words
+from swiftlet_models.labelling import LabelledText, NoRoom, Reader, Scorer, Words
 from swiftlet_models.probabilities import softmax
 from swiftlet_models.tensors import Floats
-from swiftlet_models.tokenizer import Chunk, TokenizedText, Tokenizer
+from swiftlet_models.tokenizer import Chunk, TokenizedText, Tokenizer, TooManyWindows
 from swiftlet_serve.errors import Unprocessable, invalid_value
 from swiftlet_serve.tasks._requests import (
     Failure,
@@ -279,7 +279,7 @@ class Entities(_Shared):
             raise empty_input(pointer)
         if stride is None:
             if text.left_out and not parameters.truncation:
-                raise too_many_tokens(pointer, self.max_tokens)
+                raise too_many_tokens(pointer, self.max_tokens, self.max_tokens + text.left_out)
             return self.tokenizer.chunks(text, index, size, 0)
         if max(1, -(-(len(text) - stride) // (size - stride))) > room:
             raise _too_many_windows(pointer)
@@ -380,8 +380,8 @@ class LabelledEntities(_Shared):
             except NoRoom:
                 detail = f"The labels take all of the model's {self.max_tokens} tokens. Name fewer or shorter labels."
                 raise input_too_long(LABELS, detail, self.max_tokens) from None
-            if not parameters.truncation and any(window.left_out for window in own):
-                raise too_many_tokens(pointer, self.max_tokens)
+            if not parameters.truncation and (left_out := sum(window.left_out for window in own)):
+                raise too_many_tokens(pointer, self.max_tokens, self.max_tokens + left_out)
             windows += own
         return windows
 

@@ -135,7 +135,7 @@ class FillMask:
         try:
             encodings = self.tokenizer.encode(texts, self.max_tokens, truncate=parameters.truncation, mask=True)
         except TextTooLong as error:
-            raise too_many_tokens(places[error.index], self.max_tokens) from None
+            raise too_many_tokens(places[error.index], self.max_tokens, error.tokens) from None
         for encoding, expected, pointer in zip(encodings, masks, places, strict=True):
             if len(encoding.focus) < expected:
                 detail = f"A mask is beyond the {self.max_tokens} tokens that the model reads. Shorten the text."

@@ -15,8 +15,9 @@ from typing import Annotated, Any, ClassVar, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_models.artifact import Head, Manifest, Output, Outputs
-from swiftlet_models.tokenizer import Encoding, Tokenizer
+from swiftlet_models.tokenizer import Encoding, Text, TextTooLong, Tokenizer, TooManyWindows
 from swiftlet_serve.errors import Unprocessable, invalid_value
+from swiftlet_serve.tasks import _windows
 from swiftlet_serve.tasks._requests import Failure, Request, Strict, empty_input, failure, is_blank, too_many_tokens
 from swiftlet_serve.tasks._vector_forms import Forms
 from swiftlet_serve.tasks.classify import FUNCTIONS, default_function
@@ -59,9 +60,14 @@ class RerankParameters(Strict):
             "two sparse vectors. multi_vector: MaxSim. Default: the model's first."
         ),
     ] = None
-    truncation: Annotated[
-        bool, Field(description="Truncates a text that exceeds the model's token limit. If false, rejects it.")
-    ] = True
+    truncation: _windows.Truncation = True
+    window: Annotated[
+        _windows.Combination,
+        Field(
+            description="How the scores of windows become one, with truncation window: the mean, weighted by their "
+            "tokens, or the largest."
+        ),
+    ] = "max"
 
 
 DEFAULTS: Final = RerankParameters()
@@ -149,13 +155,16 @@ class Rerank:
         With `partial`, the errors of texts that could not be ranked follow.
         """
         parameters, texts = request.parameters or DEFAULTS, request.inputs.texts
-        numbers = [number for number in map(self._number, encodings) if number >= 0]
         if self.forms is None:
             apply = FUNCTIONS["none" if parameters.raw_scores else self._function]
             scores = apply([float(row[0, 0]) for row in rows])
         else:
             (output,) = self.forms.chosen(parameters.output)
             scores = self.forms.scores(output, encodings, rows)
+            encodings = encodings[1:]
+        numbers = list(dict.fromkeys(map(self._number, encodings)))
+        if parameters.truncation == _windows.WINDOW:
+            scores = list(map(float, _windows.joined(encodings, scores, _windows.JOINS[parameters.window])))
         best = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[: parameters.top_n]
         ranked: list[dict[str, Any]] = [{"index": numbers[i], "score": scores[i]} for i in best]
         if parameters.return_documents:
@@ -169,13 +178,28 @@ class Rerank:
             if output is not None:
                 detail = "The model is a cross-encoder, which has one score and no outputs. Leave output out."
                 raise invalid_value("/parameters/output", "unsupported", detail)
-            return self.tokenizer.encode([(query, text) for text in texts], self.max_tokens)
+            return self._cut(request, [(query, text) for text in texts], self.max_tokens)
         outputs, prompt = self.forms.chosen(output), self._prompt(TEXT_PROMPTS)
-        sequences = []
-        for is_query, several in (True, [self._prompt(QUERY_PROMPTS) + query]), (False, [prompt + t for t in texts]):
-            encodings = self.tokenizer.encode(several, self.forms.max_text_tokens(is_query=is_query))
-            sequences += self.forms.focused(encodings, outputs, is_query=is_query)
-        return [replace(sequence, text_index=i) for i, sequence in enumerate(sequences)]
+        limits = [self.forms.max_text_tokens(is_query=is_query) for is_query in (True, False)]
+        first = self._cut(request, [self._prompt(QUERY_PROMPTS) + query], limits[0], is_query=True)
+        others = self._cut(request, [prompt + text for text in texts], limits[1], prefix=prompt)
+        others = [replace(encoding, text_index=encoding.text_index + 1) for encoding in others]
+        return [*self.forms.focused(first, outputs, is_query=True), *self.forms.focused(others, outputs)]
+
+    def _cut(
+        self, request: RerankRequest, texts: Sequence[Text], limit: int, *, prefix: str = "", is_query: bool = False
+    ) -> list[Encoding]:
+        """Encodes texts, which are cut or read in windows. The latter need a whole query."""
+        if (request.parameters or DEFAULTS).truncation != _windows.WINDOW:
+            return self.tokenizer.encode(texts, limit)
+        try:
+            if is_query:
+                return self.tokenizer.encode(texts, limit, truncate=False)
+            return self.tokenizer.encode_windows(texts, limit, self.max_sequences, prefix=prefix, split=1)
+        except TextTooLong as error:
+            raise too_many_tokens(QUERY, limit, error.tokens) from None
+        except TooManyWindows:
+            raise _windows.too_many_windows(self.max_sequences) from None
 
     def _limit(self, number: int) -> int:
         """Returns the token limit of a text, or of the query if the number is -1."""
@@ -192,13 +216,15 @@ class Rerank:
         if number >= 0 and not request.inputs.texts[number].strip():
             return empty_input(place)
         if encoding.left_out and not (request.parameters or DEFAULTS).truncation:
-            return too_many_tokens(place, self._limit(number))
+            return too_many_tokens(place, self._limit(number), self._limit(number) + encoding.left_out)
         return None
 
     def _unranked(self, request: RerankRequest, number: int) -> dict[str, Any]:
-        """Returns the error of a text that has no sequence: it is empty, or else too long."""
-        place, text = f"{TEXTS}/{number}", request.inputs.texts[number]
-        error = too_many_tokens(place, self._limit(number)) if text.strip() else empty_input(place)
+        """Returns the error of a text that has no sequence."""
+        inputs = request.inputs.model_copy(update={"texts": [request.inputs.texts[number]]})
+        encoding = self._sequences(request.model_copy(update={"inputs": inputs}))[-1]
+        error = self._error(request, replace(encoding, text_index=number + (self.forms is not None)))
+        assert error is not None  # noqa: S101  # for the type checker
         return {"index": number, **failure(error).model_dump()}
 
     def text_pointers(self, request: RerankRequest) -> list[str]:

@@ -25,9 +25,10 @@ from swiftlet_models.labelling import LabelledText, NoRoom, Reader, Scorer
 from swiftlet_models.probabilities import sigmoid, softmax
 from swiftlet_models.relations import find_entailment
 from swiftlet_models.tensors import Floats
-from swiftlet_models.tokenizer import Encoding, TextTooLong, Tokenizer
+from swiftlet_models.tokenizer import Encoding, TextTooLong, Tokenizer, TooManyWindows
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import Unprocessable, invalid_value
+from swiftlet_serve.tasks import _windows
 from swiftlet_serve.tasks._requests import (
     LEAST_ITEM_BYTES,
     Failure,
@@ -82,9 +83,14 @@ class ZeroShotParameters(Strict):
         bool,
         Field(description="If true, each label has a probability of its own. If false, the probabilities sum to 1."),
     ] = False
-    truncation: Annotated[
-        bool, Field(description="Truncates a text that exceeds the model's token limit. If false, rejects it.")
-    ] = True
+    truncation: _windows.Truncation = True
+    window: Annotated[
+        _windows.Combination,
+        Field(
+            description="What counts of the windows, with truncation window: their mean, weighted by their tokens, or "
+            "the largest. With multi_label, these are probabilities, else the log-odds before labels compete."
+        ),
+    ] = "mean"
     _labels: list[str] | None = None  # split once
 
     @property
@@ -192,11 +198,11 @@ class _Shared:
                 raise invalid_value(place, "empty", "A label is empty. Send labels that are not blank.")
         return texts, labels
 
-    def _too_long(self, request: ZeroShotRequest, index: int) -> Unprocessable:
+    def _too_long(self, request: ZeroShotRequest, index: int, tokens: int = 0) -> Unprocessable:
         """Returns the error of a text or hypothesis. The indices of hypotheses follow the indices of texts."""
         places = pointers(request.inputs)
         if index < len(places):
-            return too_many_tokens(places[index], self.max_tokens)
+            return too_many_tokens(places[index], self.max_tokens, tokens)
         detail = f"A hypothesis has too many of the model's {self.max_tokens} tokens. Shorten the label."
         return input_too_long(LABELS, detail, self.max_tokens)
 
@@ -219,23 +225,29 @@ class ZeroShot(_Shared):
         texts, labels = self._checked(request)
         template = request.parameters.hypothesis_template
         hypotheses = [fill(DEFAULT_TEMPLATE if template is None else template, label) for label in labels]
-        truncate = request.parameters.truncation
+        truncation = request.parameters.truncation
         try:
-            return self.tokenizer.encode_product(texts, hypotheses, self.max_tokens, truncate=truncate)
-        except TextTooLong as error:
-            raise self._too_long(request, error.index) from None
+            if truncation == _windows.WINDOW:
+                pairs = [(text, hypothesis) for text in texts for hypothesis in hypotheses]
+                return self.tokenizer.encode_windows(pairs, self.max_tokens, MAX_PAIRS, split=0)
+            return self.tokenizer.encode_product(texts, hypotheses, self.max_tokens, truncate=truncation)
+        except TextTooLong as error:  # in windows, a hypothesis leaves no room
+            index = len(texts) if truncation == _windows.WINDOW else error.index
+            raise self._too_long(request, index, error.tokens) from None
+        except TooManyWindows:
+            raise _windows.too_many_windows(MAX_PAIRS) from None
 
     def decode(self, request: ZeroShotRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> Any:
         """Returns the labels of each text, or of the only one if `inputs` is a text, best first."""
-        del encodings
         labels = request.parameters.labels
-        # In fp64, scores near 1 differ.
-        logits = np.array([row[0] for row in rows], np.float64).reshape(-1, len(labels), rows[0].shape[-1])
-        if request.parameters.multi_label or len(labels) == 1:
+        independent = request.parameters.multi_label or len(labels) == 1
+        logits = np.array([row[0] for row in rows], np.float64)  # in fp64, scores near 1 differ
+        if independent:
             scores = softmax(logits[..., [self._contradiction, self.entailment]])[..., 1]
         else:
-            scores = softmax(logits[..., self.entailment])
-        return answer(request, labels, scores)
+            scores = logits[..., self.entailment]
+        scores = joined(request, encodings, scores).reshape(-1, len(labels))
+        return answer(request, labels, scores if independent else softmax(scores))
 
 
 class EmbeddingZeroShot(_Shared):
@@ -259,30 +271,33 @@ class EmbeddingZeroShot(_Shared):
         template = request.parameters.hypothesis_template
         if template is not None:
             labels = [fill(template, label) for label in labels]
-        truncate = request.parameters.truncation
-        try:
-            encodings = self.tokenizer.encode(
-                [self._prompt + text for text in texts], self.max_tokens, truncate=truncate
-            )
-        except TextTooLong as error:
-            raise self._too_long(request, error.index) from None
+        prompted = [self._prompt + text for text in texts]
+        limits, most = (self.max_tokens, request.parameters.truncation), self.max_sequences
+        places = pointers(request.inputs)
+        encodings = _windows.encode(self.tokenizer, prompted, *limits, places, most, prefix=self._prompt)
         try:
             more = self.tokenizer.encode([self._prompt + label for label in labels], self.max_tokens, truncate=False)
         except TextTooLong as error:
-            raise self._too_long(request, len(texts) + error.index) from None
+            raise self._too_long(request, len(texts) + error.index, error.tokens) from None
         return [*encodings, *more]
 
     def decode(self, request: ZeroShotRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> Any:
         """Returns the labels of each text, or of the only one if `inputs` is a text, best first."""
-        del encodings
         labels = request.parameters.labels
         vectors = np.array([normalized(self._forms.dense(row)) for row in rows])
-        logits = SCALE * (vectors[: -len(labels)] @ vectors[-len(labels) :].T - THRESHOLD)
-        if request.parameters.multi_label or len(labels) == 1:
-            scores = softmax(np.stack([np.zeros_like(logits), logits], axis=-1))[..., 1]
-        else:
-            scores = softmax(logits)
-        return answer(request, labels, scores)
+        scores = SCALE * (vectors[: -len(labels)] @ vectors[-len(labels) :].T - THRESHOLD)
+        independent = request.parameters.multi_label or len(labels) == 1
+        if independent:
+            scores = softmax(np.stack([np.zeros_like(scores), scores], axis=-1))[..., 1]
+        scores = joined(request, encodings[: -len(labels)], scores)
+        return answer(request, labels, scores if independent else softmax(scores))
+
+
+def joined(request: ZeroShotRequest, encodings: Sequence[Encoding], scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the scores of texts, given those of their windows: the first axis of both."""
+    if request.parameters.truncation != _windows.WINDOW:
+        return scores
+    return np.array(_windows.joined(encodings, list(scores), _windows.JOINS[request.parameters.window]))
 
 
 class LabelledZeroShot(_Shared):
@@ -305,6 +320,9 @@ class LabelledZeroShot(_Shared):
                 occurs twice, they leave no room for a text, or the template has no place for a label.
         """
         texts, labels = self._checked(request)
+        if request.parameters.truncation == _windows.WINDOW:
+            detail = "A model that reads labels with the text has no windows. Set truncation to true or false."
+            raise invalid_value("/parameters/truncation", "unsupported", detail)
         if len({*labels}) < len(labels):
             raise invalid_value(LABELS, "duplicate", "A label occurs twice. Name each label once.")
         if (template := request.parameters.hypothesis_template) is not None:
@@ -315,10 +333,10 @@ class LabelledZeroShot(_Shared):
                 self._reader.whole(ids, text.ids.tolist(), i) for i, text in enumerate(self.tokenizer.tokenize(texts))
             ]
         except NoRoom:
-            raise self._too_long(request, len(texts)) from None
+            raise self._too_long(request, len(texts), self.max_tokens) from None
         for sequence in sequences:
             if sequence.left_out and not request.parameters.truncation:
-                raise self._too_long(request, sequence.text_index)
+                raise self._too_long(request, sequence.text_index, len(sequence.input_ids) + sequence.left_out)
         return sequences
 
     def decode(self, request: ZeroShotRequest, encodings: Sequence[LabelledText], rows: Sequence[Row]) -> Any:

@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = ["cohere==7.3.1"]
 # ///
-"""Cohere's client: ranking, in both versions of the protocol."""
+"""Cohere's client: ranking and embeddings, in both versions of the protocol."""
 
 import cohere
 from cohere.core.api_error import ApiError
@@ -16,18 +16,29 @@ def message(error):
 
 
 def run(kind):
-    usual, slow, limited = (
-        kind(base_url=SERVERS[name], api_key="none").rerank for name in ("url", "slow_url", "limited_url")
-    )
+    client, *others = (kind(base_url=SERVERS[name], api_key="none") for name in ("url", "slow_url", "limited_url"))
+    usual, slow, limited = client.rerank, *(other.rerank for other in others)
+
+    def embed(texts, *types):
+        asked = {"model": "embed", "input_type": "search_document", "embedding_types": [*types]}
+        return client.embed(texts=texts, **asked).embeddings
+
     asked = {"model": "rerank", "query": QUERY, "documents": TEXTS}
     deadline = ONCE | {"additional_headers": DEADLINE_HEADERS}
     ranks = [[one.index, one.relevance_score] for one in usual(**asked).results]
     return {
         "package": "cohere",
-        "answers": {"rerank": {"one": ranks}},
+        "answers": {
+            "rerank": {"one": ranks},
+            "embed": {"one": embed(TEXTS[:1], "float").float_[0], "batch": embed(TEXTS, "float").float_},
+        },
         "error": failure(lambda: usual(**asked | {"query": " "}), ApiError, message),
         "deadline": failure(lambda: slow(**asked, request_options=deadline), ApiError, message),
         "overload": overload(lambda: limited(**asked, request_options=ONCE), ApiError, message),
+        "bytes": [
+            min(map(min, embed(TEXTS, "float", "int8", "ubinary").int8)) >= -127,
+            len(embed(TEXTS, "ubinary").ubinary),
+        ],
         "best": len(usual(**asked, top_n=1).results),
         "unknown": failure(lambda: usual(**asked | {"model": "no"}), ApiError, message),
     }

@@ -296,4 +296,4 @@ def test_hugging_face_in_javascript(servers, own, tmp_path):
 def test_cohere(servers, own):
     for name, found in run("cohere_python", servers).items():
         check(name, found, own)
-        assert found == {"best": 1, "unknown": ["NotFoundError", UNKNOWN]}
+        assert found == {"best": 1, "bytes": [True, len(TEXTS)], "unknown": ["NotFoundError", UNKNOWN]}

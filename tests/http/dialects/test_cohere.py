@@ -1,9 +1,12 @@
-"""Ranking as Cohere and vLLM serve it. The scores are those of our own route."""
+"""Ranking as Cohere and vLLM serve it, and Cohere's embeddings. The answers are those of our own routes."""
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
+from swiftlet_serve.tasks._vectors import Format
 from tests.support.apps import SECRET
 
 QUERY, DOCUMENTS = "How do bees dance?", ["Rain is wet.", "꿀벌은 춤춘다 🐝", "Bees waggle."]
@@ -76,4 +79,69 @@ def test_invalid_request_is_refused_in_the_form_of_the_protocol(changes, status,
 
     assert (response.status_code, response.json()["code"]) == (status, code)
     assert response.json()["message"]
+    assert SECRET not in response.text
+
+
+def embedded(client, version=2, **body):
+    return client.post(f"/v{version}/embed", json={"model": "tiny-embed", "texts": DOCUMENTS} | body)
+
+
+def test_vectors_have_the_types_that_are_asked_for(search_client):
+    asked = {kind: {"encoding_format": kind, "normalize": True} for kind in get_args(Format)}
+    own = {
+        kind: search_client.post("/embed", json={"inputs": DOCUMENTS, "parameters": parameters}).json()
+        for kind, parameters in asked.items()
+    }
+    response = embedded(search_client, embedding_types=[*own, "int8"]).json()
+
+    floats = response["embeddings"].pop("float")
+    assert [pytest.approx(vector, abs=1e-7) for vector in own.pop("float")] == floats  # they pass through fp32
+    assert response["embeddings"] == own
+    assert response["texts"] == DOCUMENTS
+    assert response["response_type"] == "embeddings_by_type"
+    for kind in own:
+        assert embedded(search_client, embedding_types=[kind]).json()["embeddings"] == {kind: own[kind]}
+
+
+def test_vectors_are_floats_by_default(search_client):
+    first, second = (embedded(search_client, version).json() for version in (1, 2))
+
+    assert (first["response_type"], second["response_type"]) == ("embeddings_floats", "embeddings_by_type")
+    assert {"float": first["embeddings"]} == second["embeddings"]
+    assert first["meta"] == {
+        "api_version": {"version": "1"},
+        "tokens": {"input_tokens": second["meta"]["tokens"]["input_tokens"]},
+    }
+    cut = embedded(search_client, output_dimension=3).json()["embeddings"]["float"]
+    assert [len(vector) for vector in cut] == [3, 3, 3]
+
+
+def test_long_texts_are_told_or_refused(search_client):
+    texts = ["a", "film " * 99]
+    (warning,) = embedded(search_client, texts=texts).json()["meta"]["warnings"]
+
+    assert warning == "Truncated to the model's 48 tokens: /texts/1. To refuse, set truncate to NONE."
+    message = embedded(search_client, texts=texts, truncate="NONE").json()["message"]
+    assert "set truncate to END" in message
+    assert message.endswith("(At /texts/1.)")
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "place"),
+    [
+        ({"texts": []}, "validation_failed", "/texts"),
+        ({"texts": ["a", " "]}, "empty_input", "/texts/1"),
+        ({"embedding_types": [SECRET]}, "validation_failed", "/embedding_types"),
+        ({"embedding_types": ["float", "binary"], "output_dimension": 3}, "validation_failed", "multiple of 8"),
+        ({"output_dimension": 0}, "validation_failed", "/output_dimension"),
+        ({"output_dimension": 9999}, "validation_failed", "dimensions"),
+        ({"truncate": "START"}, "validation_failed", "END"),
+        ({"max_tokens": 3}, "validation_failed", "max_tokens"),
+    ],
+)
+def test_invalid_embedding_request_is_refused(changes, code, place, search_client):
+    response = embedded(search_client, **changes)
+
+    assert (response.status_code, response.json()["code"]) == (422, code)
+    assert place in response.json()["message"]
     assert SECRET not in response.text

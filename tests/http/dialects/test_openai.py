@@ -48,6 +48,13 @@ def test_base64_holds_little_endian_floats(search_client, own):
     assert np.array([np.frombuffer(base64.b64decode(one), "<f4") for one in encoded]) == pytest.approx(np.array(own))
 
 
+def test_further_formats_are_those_of_our_own_route(search_client):
+    parameters = {"encoding_format": "int8", "normalize": True}
+    own = search_client.post("/embed", json={"inputs": TEXTS, "parameters": parameters}).json()
+
+    assert vectors(embed(search_client, encoding_format="int8")) == own
+
+
 def test_dimensions_shorten_the_vectors(search_client):
     assert [len(one) for one in vectors(embed(search_client, dimensions=3))] == [3, 3]
 

@@ -14,6 +14,7 @@ from tests.support.artifacts import MAX_TOKENS
 from tests.support.hostile_dialects import tensor
 
 LONG = "a " * 100
+WINDOW = {"truncation": "window"}
 LABELS = {"candidate_labels": ["b", "c"], "hypothesis_template": "{}"}
 
 OWN: dict[str, tuple[str, dict[str, Any], int, int, list[str]]] = {
@@ -68,10 +69,30 @@ def test_windows_leave_nothing_out(every_client):
     for path, body in (
         ("/qa", {"inputs": {"question": "q", "context": LONG}}),
         ("/entities", {"inputs": LONG, "parameters": {"stride": 8}}),
+        ("/classify", {"inputs": LONG, "parameters": WINDOW}),
+        ("/embed", {"inputs": LONG, "parameters": WINDOW}),
+        ("/rerank", {"inputs": {"query": "q", "texts": ["b", LONG]}, "parameters": WINDOW}),
+        ("/zero-shot", {"inputs": LONG, "parameters": LABELS | WINDOW}),
+        ("/models/embed", {"inputs": LONG, "parameters": WINDOW}),
+        ("/v2/models/classify/infer", {"inputs": [tensor("text", LONG)], "parameters": WINDOW}),
     ):
         told = every_client.post(path, json=body).headers
         assert int(told["x-input-tokens"]) == int(told["x-compute-tokens"]) > 100 + 2 * MAX_TOKENS // 8
         assert told["x-truncated"] == "0"
+
+
+def test_an_answer_from_windows_is_the_mean_of_theirs(every_client):
+    """100 tokens in windows of 46, of which neighbours share 5."""
+
+    def scores(inputs, parameters):
+        answers = every_client.post("/classify", json={"inputs": inputs, "parameters": parameters}).json()
+        return [{each["label"]: each["score"] for each in labels} for labels in answers]
+
+    windows, counts = scores(["a " * 46, "a " * 46, "a " * 18], {}), [48, 48, 20]
+    (found,) = scores([LONG], WINDOW)
+    for label, score in found.items():
+        expected = sum(count * window[label] for count, window in zip(counts, windows, strict=True)) / sum(counts)
+        assert score == pytest.approx(expected)
 
 
 BODIES: dict[str, tuple[str, dict[str, Any], int]] = {
@@ -82,6 +103,7 @@ BODIES: dict[str, tuple[str, dict[str, Any], int]] = {
     "tei embed": ("/embed", {"inputs": LONG, "truncate": True}, 1),
     "tei rerank": ("/rerank", {"query": "q", "texts": ["b", LONG], "truncate": True}, 1),
     "cohere": ("/v2/rerank", {"model": "rerank", "query": "q", "documents": ["b", {"text": LONG}]}, 1),
+    "cohere embed": ("/v1/embed", {"model": "embed", "texts": ["b", LONG]}, 1),
     "kserve v1": ("/v1/models/classify:predict", {"instances": ["b", LONG]}, 1),
     "hugging face": ("/models/classify", {"inputs": ["b", LONG]}, 1),
     "open inference": ("/v2/models/classify/infer", {"inputs": [tensor("text", LONG, "b")]}, 1),

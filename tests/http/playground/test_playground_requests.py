@@ -171,6 +171,13 @@ def test_page_sends_the_parameters_that_are_set(opened: Page) -> None:
     expect(result(opened, "classify")).to_contain_text("/parameters/top_k")
 
 
+def test_page_offers_every_value_of_a_parameter(opened: Page) -> None:
+    unfold(opened, "classify", "parameters")
+    for value, expected in (("window", "window"), ("false", False)):
+        opened.locator("#classify-parameter-truncation").select_option(value)
+        assert sent(ask(opened, "classify", text="a"))["parameters"]["truncation"] == expected
+
+
 def test_page_sends_lists_and_vectors_in_base64(opened: Page) -> None:
     unfold(opened, "entities", "parameters")
     opened.locator("#entities-parameter-ignore_labels").fill("O, LOC")
@@ -186,6 +193,9 @@ def test_page_sends_lists_and_vectors_in_base64(opened: Page) -> None:
     assert all(isinstance(vector, str) for vector in answer)
     expect(result(opened, "embed").locator("details pre")).to_contain_text(answer[0])
     assert floats.all_inner_texts() == before
+    opened.locator("#embed-parameter-encoding_format").select_option("uint8")
+    assert max(ask(opened, "embed").json()[0]) > 127
+    assert [float(one) for one in floats.all_inner_texts()] == pytest.approx(list(map(float, before)), abs=0.02)
 
 
 def test_page_draws_tokens_that_are_not_grouped(opened: Page) -> None:

@@ -160,7 +160,7 @@ def unusual() -> Folded:
     tables = {"turns": (40, 4), "embeddings.position": (40, 12), "token_type": (2, 24), "bias": (4, 79)}
     norms = [f"{name}.{part}" for name in ("first", "second") for part in ("weight", "bias")]
     return Folded(
-        Program(blocks, widths, "outputs"),
+        Program(blocks, widths, ("outputs",)),
         outputs=3,
         positions=40,
         words=draw.normal(size=(VOCABULARY, 12)),

@@ -170,7 +170,7 @@ class Author:
         self.draw, self.numbers = draw, np.random.default_rng(draw.randrange(2**32))
         words = self.array(VOCABULARY, WIDTH)
         self.folded = Folded(
-            Program((), WIDTHS, "a"), WIDTH, POSITIONS, words, vectors={"embeddings.position": words[:POSITIONS]}
+            Program((), WIDTHS, ("a",)), WIDTH, POSITIONS, words, vectors={"embeddings.position": words[:POSITIONS]}
         )
         self.there: list[str] = []  # values with the rows of the next step
         self.tokens: list[str] = []  # those with a row for every token
@@ -309,7 +309,7 @@ class Author:
         for _ in range(self.draw.randint(0, 4)):
             self.tokens = [value for value in self.tokens if value not in self.there]
             take(self.draw.choice([*others, self.attention] if self.tokens else others)())
-        self.folded.program = Program((Block(tuple(steps)),), WIDTHS, self.known())
+        self.folded.program = Program((Block(tuple(steps)),), WIDTHS, (self.known(),))
         return self.folded
 
 

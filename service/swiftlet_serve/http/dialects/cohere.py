@@ -1,8 +1,11 @@
-"""Ranking as Cohere (`/v1/rerank`, `/v2/rerank`) and vLLM (`/rerank`) serve it: documents in, relevance scores out."""
+"""Ranking as Cohere (`/v1/rerank`, `/v2/rerank`) and vLLM (`/rerank`) serve it, and Cohere's embeddings.
+
+Vectors come in each of the `embedding_types` that a request names. `input_type` chooses among the model's prompts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, Literal
 
@@ -18,17 +21,32 @@ from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.http.wording import Wording, renamed, sentence
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
-from swiftlet_serve.tasks._requests import empty_input
-from swiftlet_serve.tasks.rerank import MAX_TEXTS
+from swiftlet_serve.tasks import _vectors
+from swiftlet_serve.tasks._requests import MAX_INPUTS, empty_input
+from swiftlet_serve.tasks.rerank import MAX_TEXTS, QUERY_PROMPTS, TEXT_PROMPTS
 from swiftlet_serve.telemetry.request_record import RequestRecord
 
 WORDING: Final = Wording(
     renamed({"/inputs/texts": "/documents", "/inputs": "", "/parameters/truncation": "/truncate", "/parameters": ""}),
     "set truncate to END",
 )
+EMBED_WORDING: Final = Wording(
+    renamed(
+        {
+            "/inputs": "/texts",
+            "/parameters/truncation": "/truncate",
+            "/parameters/dimensions": "/output_dimension",
+            "/parameters/encoding_format": "/embedding_types",
+        }
+    ),
+    WORDING.truncation,
+)
 
+MAX_NAMED: Final = 10  # texts in a warning
+PROMPTS: Final[Mapping[str | None, Sequence[str]]] = {"search_query": QUERY_PROMPTS, "search_document": TEXT_PROMPTS}
+"""The names that the prompt for an `input_type` may have, beside its own."""
 
-MAX_NAMED: Final = 10  # documents in a warning
+Truncate = Literal["NONE", "START", "END"]
 
 
 class Document(ForeignBody):
@@ -48,8 +66,30 @@ class RerankRequest(ForeignBody):
     top_n: int | None = Field(default=None, ge=1)
     return_documents: bool = False
     max_tokens_per_doc: int | None = Field(default=None, ge=1)
-    truncate: Literal["NONE", "START", "END"] | None = None
+    truncate: Truncate | None = None
     rank_fields: list[str] | None = None
+
+
+class EmbedRequest(ForeignBody):
+    """An embedding request of Cohere."""
+
+    model: str | None = None
+    texts: list[str] = Field(min_length=1, max_length=MAX_INPUTS)
+    input_type: str | None = None
+    embedding_types: list[_vectors.Format] | None = Field(default=None, min_length=1, max_length=8)
+    output_dimension: int | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    truncate: Truncate | None = None
+
+
+class EmbedResponse(BaseModel):
+    """An embedding response of Cohere. In version 1, a request without `embedding_types` gets a list of vectors."""
+
+    id: str
+    response_type: str
+    embeddings: dict[str, list[list[float] | str]] | list[list[float]]
+    texts: list[str]
+    meta: dict[str, Any]
 
 
 class Result(BaseModel):
@@ -74,12 +114,7 @@ def rerank(runtime: Runtime, request: Request, *, version: str) -> Translation:
     """Translates a ranking request."""
     body = bodies.parse(RerankRequest, request.body)
     pipeline = runtime.catalog.pipeline("rerank", body.model, request.version)
-    limit = pipeline.model.manifest.max_tokens
-    if body.max_tokens_per_doc is not None and body.max_tokens_per_doc < limit:
-        _refuse(
-            "/max_tokens_per_doc",
-            f"The model truncates documents at {limit} tokens only. Raise max_tokens_per_doc, or omit it.",
-        )
+    _check_truncation(pipeline, body.truncate, body.max_tokens_per_doc, "max_tokens_per_doc")
     if body.rank_fields not in (None, ["text"]):
         _refuse("/rank_fields", "Only the text of a document is ranked. Omit rank_fields.")
     documents = [document if isinstance(document, str) else document.text for document in body.documents]
@@ -87,8 +122,6 @@ def rerank(runtime: Runtime, request: Request, *, version: str) -> Translation:
     if not chosen:
         raise empty_input("/documents/0")
     texts = [documents[i] for i in chosen]
-    if body.truncate == "START":
-        _refuse("/truncate", "Documents can only be truncated at their end. Set truncate to END, or omit it.")
     parameters: dict[str, Any] = {
         "return_documents": body.return_documents,
         "truncation": body.truncate != "NONE",
@@ -99,6 +132,56 @@ def rerank(runtime: Runtime, request: Request, *, version: str) -> Translation:
     blank = sorted(set(range(len(documents))).difference(chosen))
     wording = WORDING._replace(place=partial(_place, chosen))
     return translation(pipeline, fields, partial(_render, pipeline, version, wording, chosen, blank), wording)
+
+
+def embed(runtime: Runtime, request: Request, *, version: str) -> Translation:
+    """Translates an embedding request. Several types are made of one answer, which has all digits."""
+    body = bodies.parse(EmbedRequest, request.body)
+    pipeline = runtime.catalog.pipeline("embed", body.model, request.version)
+    manifest = pipeline.model.manifest
+    _check_truncation(pipeline, body.truncate, body.max_tokens, "max_tokens")
+    types: list[_vectors.Format] = list(dict.fromkeys(body.embedding_types or ["float"]))
+    for kind in types:
+        if error := _vectors.refusal(kind, body.output_dimension or manifest.width, normalized=True):
+            EMBED_WORDING.apply(error)
+            raise error
+    prompts = manifest.embedding.prompts if manifest.embedding is not None else {}
+    names = [*PROMPTS.get(body.input_type, ()), body.input_type]
+    parameters = {
+        "normalize": True,  # as Cohere's vectors are
+        "dimensions": body.output_dimension,
+        "prompt_name": next((name for name in names if name in prompts), None),
+        "truncation": body.truncate != "NONE",
+        "encoding_format": types[0] if len(types) == 1 else "base64",
+    }
+    by_type = body.embedding_types is not None or version != "1"
+
+    def render(answer: Any, record: RequestRecord) -> TaskResponse:
+        embeddings: Any = {types[0]: answer}
+        if len(types) > 1:
+            vectors = [_vectors.read_base64(text) for text in answer]
+            embeddings = {kind: _vectors.write(vectors, kind) for kind in types}
+        return TaskResponse.of(
+            {
+                "id": record.id,
+                "response_type": f"embeddings_{'by_type' if by_type else 'floats'}",
+                "embeddings": embeddings if by_type else answer,
+                "texts": body.texts,
+                "meta": _meta(pipeline, version, record, EMBED_WORDING, []),
+            }
+        )
+
+    fields = {"inputs": body.texts, "parameters": parameters}
+    return translation(pipeline, fields, render, EMBED_WORDING)
+
+
+def _check_truncation(pipeline: Pipeline, truncate: Truncate | None, limit: int | None, field: str) -> None:
+    """Refuses to cut texts at another end or length than the model does."""
+    most = pipeline.model.manifest.max_tokens
+    if limit is not None and limit < most:
+        _refuse(f"/{field}", f"The model truncates texts at {most} tokens only. Raise {field}, or omit it.")
+    if truncate == "START":
+        _refuse("/truncate", "Texts can only be truncated at their end. Set truncate to END, or omit it.")
 
 
 def _place(chosen: Sequence[int], pointer: str) -> str:
@@ -125,15 +208,8 @@ def _render(
     results = [
         {"index": chosen[result["index"]], "relevance_score": result["score"]} | _document(result) for result in ranked
     ]
-    meta: dict[str, Any] = {"api_version": {"version": version}, "tokens": {"input_tokens": record.tokens}}
-    warnings = []
-    if blank:
-        warnings.append(f"Blank and not ranked: {_named([f'/documents/{i}' for i in blank])}.")
-    if record.truncated:
-        cut, limit = _named(list(map(places.place, record.truncated))), pipeline.model.manifest.max_tokens
-        warnings.append(f"Truncated to the model's {limit} tokens: {cut}. To refuse, set truncate to NONE.")
-    if warnings:
-        meta["warnings"] = warnings
+    warnings = [f"Blank and not ranked: {_named([f'/documents/{i}' for i in blank])}."] if blank else []
+    meta = _meta(pipeline, version, record, places, warnings)
     return TaskResponse.of(
         {
             "id": record.id,
@@ -143,6 +219,17 @@ def _render(
             "usage": {"total_tokens": record.tokens},
         }
     )
+
+
+def _meta(
+    pipeline: Pipeline, version: str, record: RequestRecord, places: Wording, warnings: Sequence[str]
+) -> dict[str, Any]:
+    """Returns the part of a response about the request, with a further warning if texts were cut."""
+    meta: dict[str, Any] = {"api_version": {"version": version}, "tokens": {"input_tokens": record.tokens}}
+    if record.truncated:
+        cut, limit = _named(list(map(places.place, record.truncated))), pipeline.model.manifest.max_tokens
+        warnings = [*warnings, f"Truncated to the model's {limit} tokens: {cut}. To refuse, set truncate to NONE."]
+    return meta | ({"warnings": warnings} if warnings else {})
 
 
 def _named(places: Sequence[str]) -> str:
@@ -161,6 +248,8 @@ def render_error(error: SwiftletError, request_id: str) -> Response:
 
 
 OPERATIONS: Final = (
+    Operation("/v1/embed", "Embeddings", partial(embed, version="1"), EmbedRequest, EmbedResponse),
+    Operation("/v2/embed", "Embeddings", partial(embed, version="2"), EmbedRequest, EmbedResponse),
     Operation("/v1/rerank", "Ranked texts", partial(rerank, version="1"), RerankRequest, RerankResponse),
     Operation("/v2/rerank", "Ranked texts", partial(rerank, version="2"), RerankRequest, RerankResponse),
     Operation(

@@ -8,7 +8,7 @@ told to send texts.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final
 
 from pydantic import BaseModel
 from pydantic_core import to_json
@@ -22,6 +22,7 @@ from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.http.wording import Wording, renamed
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.tasks._vectors import Format
 from swiftlet_serve.tasks.embed import MAX_ITEMS, Inputs, TokenIdsRequest, has_ids
 from swiftlet_serve.telemetry.request_record import RequestRecord
 
@@ -35,12 +36,12 @@ class EmbeddingsRequest(TruncatingRequest):
 
     input: Inputs
     model: str
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Format = "float"
     dimensions: int | None = None
 
 
 class Embedding(BaseModel):
-    """A vector: a list of numbers, or little-endian 32-bit floats in Base64."""
+    """A vector: a list of numbers, or little-endian 32-bit floats in Base64. Other formats are Swiftlet's addition."""
 
     object: str
     index: int
@@ -62,6 +63,7 @@ def embeddings(runtime: Runtime, request: Request) -> Translation:
     pipeline = runtime.catalog.pipeline("embed", body.model, request.version)
     parameters = {
         "encoding_format": body.encoding_format,
+        "normalize": body.encoding_format.endswith("int8") or None,  # which needs it; OpenAI has no such field
         "dimensions": body.dimensions,
         "output": "dense",
         "truncation": body.truncates(pipeline.model.manifest.max_tokens, default=False),

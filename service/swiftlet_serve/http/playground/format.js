@@ -24,10 +24,13 @@ export function lines(text) {
   return text.split("\n").filter((line) => line.trim());
 }
 
-/** Returns the numbers of a vector, which may be little-endian 32-bit floats in Base64. */
-export function numbers(vector) {
-  if (typeof vector !== "string") return vector;
-  return [...new Float32Array(Uint8Array.from(atob(vector), (byte) => byte.charCodeAt(0)).buffer)];
+/** Returns the numbers of a vector in one of the formats of the parameter `encoding_format`. */
+export function numbers(vector, format) {
+  if (format === "base64") return [...new Float32Array(Uint8Array.from(atob(vector), (byte) => byte.charCodeAt(0)).buffer)];
+  if (format === "uint8") return vector.map((value) => value - 128);
+  if (!format?.endsWith("binary")) return vector;
+  const bytes = format === "binary" ? vector.map((value) => value + 128) : vector;
+  return bytes.flatMap((byte) => [...byte.toString(2).padStart(8, "0")].map((bit) => 2 * bit - 1));
 }
 
 /** Returns the cosine of two vectors. */

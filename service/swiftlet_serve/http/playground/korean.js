@@ -180,7 +180,7 @@ export const KOREAN_PARAMETERS = {
   align_to_words: "답을 단어 전체로 넓힙니다.",
   dimensions: "벡터의 앞에서부터 남길 수의 개수. 이를 위해 학습한 모델(Matryoshka)에 씁니다. 기본값: 전부.",
   doc_stride: "이웃한 두 창이 겹치는 토큰 수. 기본값: 128, 많아야 max_seq_len의 절반.",
-  encoding_format: "float는 수의 목록, base64는 32비트 부동소수점(리틀 엔디언)을 Base64로 나타낸 벡터.",
+  encoding_format: "float는 수의 목록, base64는 32비트 부동소수점(리틀 엔디언)을 Base64로 나타낸 벡터. int8은 수에 127을 곱해 반올림한 값, uint8은 거기에 128을 더한 값. ubinary는 양수인지를 나타내는 비트 8개씩 묶은 바이트, binary는 거기서 128을 뺀 값.",
   function_to_apply: "로짓을 점수로 바꾸는 함수. 기본값: 모델이 학습할 때의 함수.",
   handle_impossible_answer: "빈 답(답 없음)을 허용합니다.",
   hypothesis_template: "가설 문장. {} 자리에 레이블이 들어갑니다.",
@@ -198,5 +198,6 @@ export const KOREAN_PARAMETERS = {
   targets: "고를 수 있는 단어(쉼표로 구분). 여러 토큰으로 된 단어는 첫 토큰으로 셉니다.",
   top_k: "돌려줄 결과의 수. 좋은 것부터 나열합니다.",
   top_n: "돌려줄 텍스트의 수. 기본값: 전부.",
-  truncation: "모델의 토큰 한도를 넘는 텍스트를 자릅니다. false면 거절합니다.",
+  window: "창의 점수를 합치는 방법. mean은 토큰 수로 가중한 평균, max는 가장 큰 값.",
+  truncation: "모델의 토큰 한도를 넘는 텍스트를 자릅니다. false면 거절하고, window면 겹치는 창으로 나누어 모두 읽습니다.",
 };

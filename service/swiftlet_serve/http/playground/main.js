@@ -108,7 +108,7 @@ function drawResult(name) {
     ? drawProblem(result.problem)
     : [
         ...drawTruncation(result.answer.headers),
-        ...TASKS[name].draw(result.answer.body, result.fields, result.model),
+        ...TASKS[name].draw(result.answer.body, result.fields, result.model, result.parameters),
         ...drawCosts(result.answer),
         drawRaw(result.answer.body),
       ];
@@ -207,7 +207,8 @@ async function submit(name) {
   remember(entry);
   showHistory();
   if (entry.problem?.status === 401) return askForKey(entry.problem);
-  announce(entry.problem ? describe(entry.problem) : TASKS[name].summary(entry.answer.body, entry.fields));
+  const { answer, problem, fields } = entry;
+  announce(problem ? describe(problem) : TASKS[name].summary(answer.body, fields, entry.parameters));
   refreshStatus();
 }
 

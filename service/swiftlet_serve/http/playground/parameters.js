@@ -20,10 +20,10 @@ export function makeControl(api, task, name, schema, preset = "") {
   const id = `${task}-parameter-${name}`;
   const properties = { id, name: `parameters.${name}`, "aria-describedby": `${id}-hint` };
   const kind = kindOf(api, schema);
-  const choices = kind.enum ?? (kind.type === "boolean" ? ["true", "false"] : null);
+  const choices = alternatives(api, schema).flatMap(choicesOf);
   const known = schema.default === null || schema.default === undefined ? "" : String(schema.default);
   let control;
-  if (choices) {
+  if (choices.length) {
     const empty = make("option", { value: "" }, known ? `(${known})` : "–");
     control = make("select", properties, empty, ...choices.map((value) => make("option", { value }, value)));
   } else if (isNumber(kind)) {
@@ -50,9 +50,14 @@ export function parse(api, schemas, texts) {
 }
 
 function convert(kind, text) {
-  if (kind.type === "boolean") return text === "true";
+  if (kind.type === "boolean" && ["true", "false"].includes(text)) return text === "true";
   if (kind.type === "array") return text.split(",").map((one) => one.trim());
   return isNumber(kind) ? Number(text) : text;
+}
+
+/** Returns the only values of a kind; none if it has others. */
+function choicesOf(kind) {
+  return kind.enum ?? (kind.const === undefined ? (kind.type === "boolean" ? ["true", "false"] : []) : [kind.const]);
 }
 
 function isNumber(kind) {

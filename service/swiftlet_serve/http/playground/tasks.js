@@ -115,16 +115,16 @@ const embed = {
   action: "doEmbed",
   fields: [{ name: "text", label: "text", rows: 2 }, { name: "others", label: "oneEachLine", rows: 4 }],
   inputs: ({ text, others }) => [text, ...lines(others)],
-  draw(answer, { others }) {
-    const [vector, ...vectors] = answer.map(numbers);
+  draw(answer, { others }, _, { encoding_format }) {
+    const [vector, ...vectors] = answer.map((one) => numbers(one, encoding_format));
     const items = lines(others).map((name, place) => {
       const value = cosine(vector, vectors[place]);
       return { name, share: value, number: number(value, language, 3) };
     });
     return [heading("similarities"), bars(items)];
   },
-  summary(answer, { others }) {
-    const [vector, ...vectors] = answer.map(numbers);
+  summary(answer, { others }, { encoding_format }) {
+    const [vector, ...vectors] = answer.map((one) => numbers(one, encoding_format));
     const similarity = (place) => number(cosine(vector, vectors[place]), language, 3);
     return lines(others)
       .map((name, place) => `${name}, ${similarity(place)}.`)
