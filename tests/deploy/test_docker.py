@@ -52,6 +52,7 @@ def test_locks_have_no_hub_client_and_no_torch_for_a_cpu():
     assert not locked("gpu").keys() & hub
 
 
+@pytest.mark.exhaustive  # `.ci/run` makes both bills
 def test_sbom_names_swiftlet_and_each_package_of_the_lock():
     """`docker/sbom` itself checks that its output is valid CycloneDX. The lock for a GPU has all kinds of packages."""
     name = "gpu"

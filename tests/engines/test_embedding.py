@@ -128,7 +128,7 @@ def test_onnx_cpu_computes_a_vector_in_a_batch_as_alone(kind: int, multiply: Any
 PADDED = [*((kind, name) for kind in range(3) for name in ("openvino", "torch")), (1, "onnx_cpu")]
 
 
-@pytest.mark.parametrize(("kind", "name"), PADDED)
+@pytest.mark.parametrize(("kind", "name"), first(PADDED, *PADDED[:-1]))
 def test_padded_engine_does_not_pool_padding(kind: int, name: str, tmp_path: Path) -> None:
     model = network("bert", kind)
     engine: Engine

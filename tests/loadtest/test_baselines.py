@@ -33,8 +33,8 @@ def test_openvino_baseline_pads_to_a_multiple_that_the_model_can_read(length, wa
 
 
 def test_openvino_baseline_computes_the_rows_of_onnx_runtime(tmp_path):
-    onnx.save(small_networks.graph("mobilebert", "qa"), tmp_path / networks.GRAPH)
-    network = networks.Network(Artifact(tmp_path, small_networks.draft("mobilebert", "qa").manifest))
+    onnx.save(small_networks.graph("mobilebert", "fill-mask"), tmp_path / networks.GRAPH)
+    network = networks.Network(Artifact(tmp_path, small_networks.draft("mobilebert", "fill-mask").manifest))
     batch = sequence(MULTIPLE - 3)
     (rows,) = baseline_fastapi_openvino.load(network)(batch)
     (expected,) = PaddedOnnx(network.graph, threads=1).run(batch)

@@ -103,7 +103,7 @@ EXPORTED: Final = first(
         ("modernbert", "classify"),
         ("deberta_v2", "classify"),
     ),
-    *(("albert", "classify"), ("mobilebert", "fill-mask"), ("bert", "qa")),
+    *(("albert", "classify"), ("mobilebert", "fill-mask")),
 )
 
 
