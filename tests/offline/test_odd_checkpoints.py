@@ -402,7 +402,9 @@ ODD: dict[str, Make] = {
     "sentence-transformers in 0_Transformer": in_a_folder,
     "sentence-transformers with WeightedLayerPooling": modules("Transformer", "WeightedLayerPooling", "Pooling"),
     "sentence-transformers with CNN": modules("Transformer", "CNN", "Pooling"),
-    "Model2Vec": several(modules("StaticEmbedding", "Normalize"), removed("config.json", "model.safetensors")),
+    "Model2Vec without its table": several(
+        modules("StaticEmbedding", "Normalize"), removed("config.json", "model.safetensors")
+    ),
     "adapter beside its base": adapter(),
     "adapter whose base is gone": adapter(base_model_name_or_path="/home/me/bert"),
     "adapter without a base": adapter(base_model_name_or_path=None),

@@ -426,7 +426,7 @@ class Network:
             for place, index in ((step.query, self.rows + "spread"), (step.key, "spread"), (step.value, "spread"))
         )
         if step.key_heads != step.heads:
-            key, value = (self.for_each_head(x, step) for x in (key, value))
+            key, value = self.for_each_head(key, step.key, step), self.for_each_head(value, step.value, step)
         out = g.add(
             "MultiHeadAttention",
             [query, key, value, "", self.input("attended"), *self.attention_bias(step, query, key)],
@@ -435,15 +435,15 @@ class Network:
             scale=1.0,
             mask_filter_value=float(np.finfo(np.float32).min),
         )
-        rows = g.add("Reshape", [out, numbers(g, -1, step.query.width)])
+        rows = g.add("Reshape", [out, numbers(g, -1, step.value.width * step.heads // step.key_heads)])
         return g.add("Gather", [rows, self.input(self.rows + "gathered")])
 
-    def for_each_head(self, x: str, step: Attend) -> str:
+    def for_each_head(self, x: str, place: Place, step: Attend) -> str:
         """Repeats laid out keys or values for each head of the query that they serve."""
-        g, depth, times = self.graph, step.query.width // step.heads, step.heads // step.key_heads
-        parts = g.add("Reshape", [x, numbers(g, 0, 0, step.key_heads, depth)])
+        g, times = self.graph, step.heads // step.key_heads
+        parts = g.add("Reshape", [x, numbers(g, 0, 0, step.key_heads, place.width // step.key_heads)])
         repeated = g.add("Concat", [parts] * times, axis=3)
-        return g.add("Reshape", [repeated, numbers(g, 0, 0, step.query.width)])
+        return g.add("Reshape", [repeated, numbers(g, 0, 0, place.width * times)])
 
     def laid_out(self, place: Place, index: str) -> str:
         """Lays out columns as (B, S or F, width).

@@ -155,7 +155,7 @@ def test_copying_works_without_a_clipboard(browser: Browser, server: Process) ->
 def test_page_sends_the_parameters_that_are_set(opened: Page) -> None:
     controls = unfold(opened, "classify", "parameters")
     names = controls.locator("label code").all_inner_texts()
-    assert names == ["top_k", "function_to_apply", "truncation"]
+    assert names == ["top_k", "function_to_apply", "truncation", "window"]
     assert sent(ask(opened, "classify", text="a"))["parameters"] == {"top_k": 5}
 
     controls.locator("[name='parameters.top_k']").fill("1")
