@@ -109,6 +109,10 @@ def test_a_vector_is_the_mean_of_windows_weighted_by_their_tokens(embedder: embe
     assert len(encodings) > 2
     assert found[0] == pytest.approx(expected, abs=1e-8)
     assert found[1:] == answer(embedder, network, ["a"], dimensions=3, prompt_name="query")
+    most = rows.max(0)
+    most /= np.linalg.norm(most) if normalize else 1
+    options = {"truncation": "window", "window": "max", "dimensions": 3, "prompt_name": "query"}
+    assert answer(embedder, network, [LONG], **options)[0] == pytest.approx(most, abs=1e-8)
 
 
 @pytest.mark.parametrize("function", ["softmax", "sigmoid", "none"])

@@ -62,6 +62,13 @@ class EmbedParameters(Strict):
         Field(description="Name of the model's prompt to put in front of each text. Default: the model's default."),
     ] = None
     truncation: _windows.Truncation = True
+    window: Annotated[
+        _windows.Combination,
+        Field(
+            description="How the dense vectors of windows become one, with truncation window: their mean, weighted by "
+            "their tokens, or the largest of each number."
+        ),
+    ] = "mean"
     encoding_format: Annotated[
         _vectors.Format,
         Field(
@@ -241,8 +248,8 @@ class Embed:
     ) -> list[Any]:
         """Returns one output of each text.
 
-        That of several windows is the mean of their vectors, weighted by their tokens, the largest weight of each
-        token, or the vectors of all tokens.
+        That of several windows is the mean or maximum of their vectors, the largest weight of each token, or the
+        vectors of all tokens.
         """
 
         def of_texts(forms: Iterable[Any], join: Callable[[Sequence[Any], Sequence[int]], Any]) -> list[Any]:
@@ -260,7 +267,7 @@ class Embed:
             return [_vectors.write(vectors, parameters.encoding_format) for vectors in texts]
         finish = normalized if normalizes else np.asarray
         vectors = [finish(self.forms.dense(row)[: parameters.dimensions]) for row in rows]
-        vectors = of_texts(vectors, lambda *windows: finish(_windows.mean(*windows)))
+        vectors = of_texts(vectors, lambda *windows: finish(_windows.JOINS[parameters.window](*windows)))
         return _vectors.write(vectors, parameters.encoding_format)
 
     def split(self, request: EmbedRequest) -> list[EmbedRequest]:
