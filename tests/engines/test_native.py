@@ -896,7 +896,7 @@ for path, rounds in zip(sys.argv[2::2], map(int, sys.argv[3::2]), strict=True):
             except ValueError:
                 refused += 1
         engine.close()
-    assert rounds / 3 < refused < 2 * rounds, refused
+    assert rounds / 3 < refused <= 1.5 * rounds, refused  # every second batch may be wrong, in three networks
     print(f"{path} passed")
 """
 
