@@ -1,7 +1,7 @@
 """Reads the description of a sentence-transformers directory: pooling, normalisation, length, prompts and activation.
 
 `modules.json` lists the modules of an embedding model. Supported are a Transformer, then Pooling, then any number of
-Dense, of which only the last may have an activation, then optionally Normalize; a Transformer and SpladePooling; and a
+Dense (only the last may have an activation), then optionally Normalize; a Transformer and SpladePooling; and a
 Transformer with Dense (ColBERT). The Transformer is a checkpoint of transformers, which `convert.py` reads. A
 CrossEncoder is a checkpoint whose configuration names the activation of its only output.
 """

@@ -13,14 +13,14 @@ import pytest
 
 
 def first(cases: Iterable[Any], *chosen: Any) -> list[Any]:
-    """Returns parameters of a test, of which the chosen cases are in the first tier."""
+    """Returns the parameters of a test. The chosen cases are in the first tier."""
     left, every = set(chosen), list(cases)
     assert left <= set(every), left - set(every)
     return [_in_tier(case, case in left) for case in every]
 
 
 def first_of_each(cases: Iterable[Any], kind: Callable[[Any], Hashable]) -> list[Any]:
-    """Returns parameters of a test, of which the first case of each kind is in the first tier."""
+    """Returns the parameters of a test. The first case of each kind is in the first tier."""
     kinds, marked = set[Hashable](), []
     for case in cases:
         marked.append(_in_tier(case, kind(case) not in kinds))

@@ -18,6 +18,7 @@ from swiftlet_models.architectures.traits import (
     Count,
     EmbeddingTraits,
     FeedForwardTraits,
+    Positions,
     Range,
     RelativeTraits,
     Settings,
@@ -43,7 +44,7 @@ class Config(Settings):
     intermediate_size: int = 6144
     hidden_act: Activation = "gelu"
     hidden_dropout_prob: float = 0.1
-    max_position_embeddings: Annotated[int, Range(1, MOST_POSITIONS)] = 512
+    max_position_embeddings: Positions = 512
     type_vocab_size: Annotated[int, Range(0, SIZE.most)] = 0
     layer_norm_eps: float = 1e-7
     relative_attention: bool = False

@@ -16,6 +16,7 @@ from swiftlet_models.architectures.traits import Activation, EmbeddingTraits, Tr
 from . import standard
 from .standard import TRANSPOSED as TRANSPOSED
 from .standard import UNREAD as UNREAD
+from .standard import translate as translate
 
 _POOLINGS: Final[Mapping[str, Literal["cls", "mean", "late"]]] = {"bos": "cls", "mean": "mean", "late": "late"}
 
@@ -60,16 +61,6 @@ class Config(standard.Config):
 if not describing(__name__):
     from .standard import Encoder as Encoder
 
-
-def translate(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a checkpoint with those of transformers 5 under the names of version 4.
-
-    Raises:
-        ValueError: the angles have a form that is not implemented.
-    """
-    return {**settings, **standard.rotation(settings)}
-
-
 NAMES: Final = (
     (r"^(model\.)?embed_tokens\.", r"encoder.embeddings.word."),
     (r"^(model\.)?norm\.", r"encoder.norm."),
@@ -84,7 +75,7 @@ OF_HEAD: Final = {"token": ((r"^classifier\.", r"token.output."),)}
 FIXED: Final[Mapping[str, Any]] = {**standard.FIXED, "tie_word_embeddings": True, "pretraining_tp": 1}
 # Defaults of transformers that differ from those above.
 IMPLIED: Final[Mapping[str, Any]] = {"rope_theta": 10000.0}
-# Parameters, by patterns of their new names, that are zero, and the setting with which they are not.
+# Patterns of parameters that a checkpoint leaves out because they are zero, each with the setting that adds them.
 OMITTED: Final = (
     (r"encoder\.layers\.\d+\.(query|key|value|output)\.bias", "attention_bias"),
     (r"encoder\.layers\.\d+\.(ffn_gate|ffn_in|ffn_out)\.bias|masked_lm\.bias", "mlp_bias"),

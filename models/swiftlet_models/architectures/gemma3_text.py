@@ -127,7 +127,7 @@ IMPLIED: Final[Mapping[str, Any]] = {
     "sliding_window": 4096,
     "full_attention_layers": ("000001" * 5)[:26],
 }
-# Parameters, by patterns of their new names, that are zero, and the setting with which they are not.
+# Patterns of parameters that a checkpoint leaves out because they are zero, each with the setting that adds them.
 OMITTED: Final = (
     (r"encoder\.layers\.\d+\.(query|key|value|output)\.bias", "attention_bias"),
     (r"encoder\.layers\.\d+\.(ffn_gate|ffn_in|ffn_out)\.bias|classification\.output\.bias", None),

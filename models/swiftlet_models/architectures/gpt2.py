@@ -200,5 +200,5 @@ UNREAD: Final[tuple[str, ...]] = (r"^(transformer\.)?h\.\d+\.attn\.(masked_)?bia
 # Parameters, by patterns of their new names, that the reference stores transposed.
 TRANSPOSED: Final[tuple[str, ...]] = (r"encoder\.layers\.\d+\.(query|key|value|output|ffn_in|ffn_out)\.weight",)
 
-# Parameters, by patterns of their new names, that are zero, and the setting with which they are not.
+# Patterns of parameters that a checkpoint leaves out because they are zero, each with the setting that adds them.
 OMITTED: Final = ((r"classification\.output\.bias|causal_lm\.bias", None),)

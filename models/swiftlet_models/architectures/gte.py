@@ -6,9 +6,8 @@ Query and key are turned by their positions instead of a table of positions. The
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from swiftlet_models.architectures.descriptions import describing
 from swiftlet_models.architectures.traits import SIZE, Activation, EmbeddingTraits, Range, Traits
@@ -18,6 +17,7 @@ from .standard import FIXED as FIXED
 from .standard import IMPLIED as IMPLIED
 from .standard import TRANSPOSED as TRANSPOSED
 from .standard import UNREAD as UNREAD
+from .standard import translate as translate
 
 
 @dataclass(frozen=True)
@@ -49,19 +49,6 @@ class Config(standard.Config):
 if not describing(__name__):
     from .standard import Encoder as Encoder
 
-
-def translate(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a checkpoint under the names of `Config`.
-
-    Raises:
-        ValueError: the angles have a form that is not implemented.
-    """
-    own = {**settings, **standard.rotation(settings)}
-    if "layer_norm_eps" in own:
-        own["layer_norm_epsilon"] = own["layer_norm_eps"]
-    return own
-
-
 NAMES: Final = (
     (r"^(\w+\.)?embeddings\.word_embeddings\.", r"encoder.embeddings.word."),
     (r"^(\w+\.)?embeddings\.token_type_embeddings\.", r"encoder.embeddings.token_type."),
@@ -81,5 +68,5 @@ FUSED: Final = (
     (r"\.attention\.qkv_proj\.", tuple(f".self_attn.{part}_proj." for part in "qkv")),
     (r"\.mlp\.up_gate_proj\.", (".mlp.up_proj.", ".mlp.gate_proj.")),
 )
-# Parameters, by patterns of their new names, that are zero, and the setting with which they are not.
+# Patterns of parameters that a checkpoint leaves out because they are zero, each with the setting that adds them.
 OMITTED: Final = ((r"encoder\.layers\.\d+\.(ffn_gate|ffn_in)\.bias", None),)

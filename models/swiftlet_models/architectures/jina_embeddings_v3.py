@@ -14,11 +14,11 @@ from swiftlet_models.architectures.traits import Activation, Count, EmbeddingTra
 
 from . import standard
 from .gte import OF_HEAD as OF_HEAD
-from .gte import translate as translate
 from .standard import FIXED as FIXED
 from .standard import IMPLIED as IMPLIED
 from .standard import TRANSPOSED as TRANSPOSED
 from .standard import UNREAD as UNREAD
+from .standard import translate as translate
 
 
 @dataclass(frozen=True)

@@ -10,23 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from swiftlet_models.architectures.descriptions import describing
 from swiftlet_models.architectures.traits import (
-    MOST_POSITIONS,
     Activation,
     AttentionTraits,
     Count,
     EmbeddingTraits,
     FeedForwardTraits,
-    Range,
+    Positions,
     Settings,
+    Theta,
     Traits,
     check_heads,
 )
-
-Theta = Annotated[float, Range(1, 1e12)]
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Config(Settings):
     num_hidden_layers: Count = 22
     num_attention_heads: Count = 12
     hidden_activation: Activation = "gelu"
-    max_position_embeddings: Annotated[int, Range(1, MOST_POSITIONS)] = 8192
+    max_position_embeddings: Positions = 8192
     norm_eps: float = 1e-5
     norm_bias: bool = False
     attention_bias: bool = False
@@ -262,7 +260,7 @@ UNREAD: Final[tuple[str, ...]] = ()
 # Parameters, by their new names, that the reference stores transposed.
 TRANSPOSED: Final[tuple[str, ...]] = ()
 
-# Parameters, by patterns of their new names, that are zero, and the setting with which they are not.
+# Patterns of parameters that a checkpoint leaves out because they are zero, each with the setting that adds them.
 OMITTED: Final = (
     (r"(encoder|classification|token|masked_lm)\.(.*\.)?(\w+_)?norm\.bias", "norm_bias"),
     (r"encoder\.layers\.\d+\.(query|key|value|output)\.bias", "attention_bias"),

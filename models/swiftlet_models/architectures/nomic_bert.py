@@ -89,9 +89,7 @@ def translate(settings: Mapping[str, Any]) -> dict[str, Any]:
                 raise ValueError(f"{name} {settings[name]!r} is not supported, only {only!r}.")
         own |= {name: settings[original] for original, name in _ORIGINAL.items() if original in settings}
         own["hidden_act"] = "silu"
-    if "layer_norm_eps" in own:
-        own["layer_norm_epsilon"] = own["layer_norm_eps"]
-    return own | standard.rotation(settings)
+    return standard.translate(own)
 
 
 NAMES: Final = (
@@ -116,5 +114,5 @@ OF_HEAD: Final = {"token": ((r"^classifier\.", r"token.output."),)}
 FUSED: Final = ((r"\.attn\.Wqkv\.", tuple(f".self_attn.{part}_proj." for part in "qkv")),)
 # Defaults of transformers that differ from those above.
 IMPLIED: Final[Mapping[str, Any]] = {"max_position_embeddings": 2048}
-# Parameters, by patterns of their new names, that are zero, and the setting with which they are not.
+# Patterns of parameters that a checkpoint leaves out because they are zero, each with the setting that adds them.
 OMITTED: Final = ((r"encoder\.layers\.\d+\.(query|key|value|output|ffn_gate|ffn_in|ffn_out)\.bias", None),)

@@ -65,7 +65,7 @@ def translate(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     if any(kind != "full_attention" for kind in settings.get("layer_types") or ()):
         raise ValueError("layer_types is not supported, only layers with full_attention are.")
-    return {**settings, **standard.rotation(settings)}
+    return standard.translate(settings)
 
 
 NAMES: Final = (
@@ -87,7 +87,7 @@ IMPLIED: Final[Mapping[str, Any]] = {
     "num_key_value_heads": 32,
     "rope_theta": 10000.0,
 }
-# Parameters, by patterns of their new names, that are zero, and the setting with which they are not.
+# Patterns of parameters that a checkpoint leaves out because they are zero, each with the setting that adds them.
 OMITTED: Final = (
     (r"encoder\.layers\.\d+\.(query|key|value|output)\.bias", "attention_bias"),
     (r"encoder\.layers\.\d+\.(ffn_gate|ffn_in|ffn_out)\.bias|classification\.output\.bias|causal_lm\.bias", None),

@@ -6,31 +6,29 @@ A family derives its `Config` from the one here, and names its parameters. Shape
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 from swiftlet_models.architectures.descriptions import describing
 from swiftlet_models.architectures.traits import (
-    MOST_POSITIONS,
     Activation,
     AttentionTraits,
     Count,
     FeedForwardTraits,
-    Range,
     Settings,
     Traits,
 )
-
-Theta = Annotated[float, Range(1, 1e12)]
-Positions = Annotated[int, Range(1, MOST_POSITIONS)]
+from swiftlet_models.architectures.traits import Positions as Positions
+from swiftlet_models.architectures.traits import Theta as Theta
 
 GATED: Final = FeedForwardTraits("ffn_in", "ffn_out", "ffn_norm", "ffn_gate")
 PLAIN: Final = FeedForwardTraits("ffn_in", "ffn_out", "ffn_norm")
 
 
 @dataclass(frozen=True)
-class Config(Settings):
+class Config(Settings, ABC):
     """The settings that the families share, named as in transformers."""
 
     vocab_size: int = 30528
@@ -55,8 +53,9 @@ class Config(Settings):
         if self.depth % 2 and any(part.theta for part in self.traits().attention):
             raise ValueError("the width of an attention head is odd, so that its columns are no pairs.")
 
+    @abstractmethod
     def traits(self) -> Traits:
-        raise NotImplementedError
+        """Returns the structure of the network."""
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -270,7 +269,19 @@ def rotation(settings: Mapping[str, Any], kind: str | None = None) -> dict[str, 
     return {"rope_theta": given["rope_theta"]} if "rope_theta" in given else {}
 
 
-# What is equal in most families: see `architectures/__init__.py`.
+def translate(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a checkpoint, of transformers 4 or 5, under the names of `Config`.
+
+    Raises:
+        ValueError: the angles have a form that is not implemented.
+    """
+    own = {**settings, **rotation(settings)}
+    if "layer_norm_eps" in own:  # which is a property here
+        own["layer_norm_epsilon"] = own["layer_norm_eps"]
+    return own
+
+
+# The values that most families share. `architectures/__init__.py` says what each name means.
 FIXED: Final[Mapping[str, Any]] = {"rope_scaling": None}
 IMPLIED: Final[Mapping[str, Any]] = {}
 UNREAD: Final[tuple[str, ...]] = ()

@@ -118,5 +118,5 @@ IMPLIED: Final[Mapping[str, Any]] = {
 }
 # Parameters that the encoder does not read.
 UNREAD: Final = (r"^decoder\.", r"^lm_head\.")
-# Parameters, by patterns of their new names, that are zero, and the setting with which they are not.
+# Patterns of parameters that a checkpoint leaves out because they are zero, each with the setting that adds them.
 OMITTED: Final = ((r"encoder\.layers\.\d+\.(query|key|value|output|ffn_gate|ffn_in|ffn_out)\.bias", None),)

@@ -47,6 +47,9 @@ SIZE: Final = Range(1, 1 << 24)  # of any dimension of a parameter
 Count = Annotated[int, Range(1, MOST_LAYERS)]
 """Of the layers of a network, and of the parts of a layer."""
 MOST_POSITIONS: Final = 1 << 16  # of a network without a table of positions, since no parameter bounds them
+Positions = Annotated[int, Range(1, MOST_POSITIONS)]
+Theta = Annotated[float, Range(1, 1e12)]
+"""The base of the angles by which query and key are turned."""
 Id = Annotated[int, Range(0, SIZE.most)]
 
 
@@ -229,7 +232,7 @@ class Traits:
     head_norm: bool = False
     """Whether an RMSNorm of each head's columns follows query and key."""
     score_scale: float | None = None
-    """What the scores of attention are multiplied by; None: 1 / sqrt(D)."""
+    """The factor of the attention scores; None: 1 / sqrt(D)."""
     causal: bool = False
     """Whether a token attends only to itself and the tokens before it."""
     position_bias: PositionBias | None = None

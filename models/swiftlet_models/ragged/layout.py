@@ -29,7 +29,7 @@ class Ragged(Protocol):
 
 
 class Keys(NamedTuple):
-    """The tokens that tokens attend to, of a batch where these are not all."""
+    """The tokens that attention reads as keys, in a batch whose other tokens are only queries."""
 
     tokens: Tensor  # (K,): their places among all tokens
     ends: Tensor  # cumulative numbers (B + 1,)
