@@ -78,7 +78,7 @@ def test_batch_ranks_only_ranked_sequences():
     rows = numbers(8, 10, seed=1, coarse=False)
     split = batch.split_rows(rows)
 
-    assert batch.row_shapes(10) == [(2, 10), (2, 5), (2, 5), (2, 10)]
+    assert batch.row_shapes([10]) == [(2, 10), (2, 5), (2, 5), (2, 10)]
     assert [row.shape for row in split] == [(2, 10), (2, 5), (2, 5), (2, 10)]
     np.testing.assert_array_equal(split[0], rows[:2])
     np.testing.assert_array_equal(split[1], rank(rows[2:4], 2, NOTHING))
@@ -87,4 +87,4 @@ def test_batch_ranks_only_ranked_sequences():
     assert not any(np.shares_memory(row, rows) for row in split)
     for wrong in (7, 9):
         shapes = [row.shape for row in batch.split_rows(numbers(wrong, 10, seed=1, coarse=False))]
-        assert shapes != batch.row_shapes(10)
+        assert shapes != batch.row_shapes([10])

@@ -303,7 +303,7 @@ def open_artifact(path: Path) -> Artifact:
         ArtifactError: a file is missing, altered, truncated, not listed, or no regular file, or the certificate is of
             another artifact.
     """
-    manifest = _read_manifest(path)
+    manifest = read_manifest(path)
     present = {entry.name for entry in path.iterdir()} - {MANIFEST}
     _check_certificate(path, present.intersection(UNLISTED))
     present -= {*UNLISTED}
@@ -385,7 +385,7 @@ def seal(path: Path, manifest: Manifest, card: Mapping[str, Any] | None = None) 
     return open_artifact(path)
 
 
-def _read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> Manifest:
     if not path.is_dir():
         raise ArtifactError(f"{path.name}: there is no such directory.")
     file = path / MANIFEST

@@ -15,6 +15,9 @@ Every rewrite is exact:
 Products and words are computed from the parameters when they are read, rows by rows, so that a network in fp32 is never
 in memory as a whole.
 
+A network can be folded whole, or in two parts: its trunk, which is the encoder, and its head, which reads the hidden
+states that the trunk has computed. Heads of one trunk then share its work (`swiftlet_models/trunks.py`).
+
 `Folded.program` are the steps. `Folded.products` are (N, K) with a bias (N,), `vectors` all other parameters, and
 `words` the word table (V, E). I is the number of a layer and J the number of a feed-forward network:
 
@@ -56,6 +59,7 @@ from swiftlet_models.artifact import Artifact, Embedding, Pooling
 from swiftlet_models.errors import ModelError
 from swiftlet_models.parameters import Sizes, check_artifact, check_parameters, configure
 from swiftlet_models.program import (
+    GIVEN,
     JOIN,
     WORDS,
     Attend,
@@ -77,6 +81,7 @@ from swiftlet_models.tensors import Computed, Matrix, Weights
 
 Array = NDArray[np.floating[Any]]
 
+Part = Literal["network", "trunk", "head"]
 MULTIPLE: Final = 16  # the native engine needs widths that are multiples of its widest vector, 16 floats
 
 
@@ -104,9 +109,14 @@ class Folded:
     program: Program
     outputs: int
     positions: int  # P, the most tokens of a sequence, whether or not there is a table of positions
-    words: Matrix  # (V, E)
+    words: Matrix | None  # (V, E); None if no step reads a word
     products: dict[str, Product] = field(default_factory=dict)
     vectors: dict[str, Array] = field(default_factory=dict)
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether the head reads all tokens, and not those in focus alone."""
+        return not any(isinstance(step, Read) and step.how == "focus" for step in self.program)
 
     def product(self, name: str) -> Product:
         """Returns a product, also one that `program.joined` makes."""
@@ -119,8 +129,9 @@ def fold(
     weights: Weights,
     multiple: int = MULTIPLE,
     embedding: Embedding | None = None,
+    part: Part = "network",
 ) -> Folded:
-    """Folds a network. Its parameters are named as in `architectures.traits` and `heads`.
+    """Folds a network, or a part of it. Its parameters are named as in `architectures.traits` and `heads`.
 
     Every width must be a multiple of `multiple`. `embedding` describes the head `embedding`.
 
@@ -136,18 +147,22 @@ def fold(
     _check_traits(traits)
     network = _Network(traits, sizes, weights)
     classifies = "head.pooler.weight" in weights
+    pooling: Pooling | Literal["late"] | None = traits.classifier_pooling if classifies else "cls"
     if embedding:
-        network.fold_encoder(None if embedding.by_vocabulary else embedding.pooling)
+        pooling = None if embedding.by_vocabulary else embedding.pooling
+    if part == "head":
+        network.fold_given(pooling)
     else:
-        network.fold_encoder(traits.classifier_pooling if classifies else "cls")
-    network.fold_head(own.pooler, own.prediction_act, embedding)
+        network.fold_encoder("cls" if part == "trunk" else pooling)
+    if part != "trunk":
+        network.fold_head(own.pooler, own.prediction_act, embedding)
     folded = network.folded()
     _check_widths(folded, multiple)
     return folded
 
 
-def fold_artifact(artifact: Artifact, weights: Weights, multiple: int = MULTIPLE) -> Folded:
-    """Folds the network of an artifact from the parameters of one of its files.
+def fold_artifact(artifact: Artifact, weights: Weights, multiple: int = MULTIPLE, part: Part = "network") -> Folded:
+    """Folds the network of an artifact, or a part of it, from the parameters of one of its files.
 
     Raises:
         FoldingError: the network is not supported.
@@ -155,7 +170,7 @@ def fold_artifact(artifact: Artifact, weights: Weights, multiple: int = MULTIPLE
     """
     check_artifact(artifact, {name: weight.shape for name, weight in weights.items()})
     manifest = artifact.manifest
-    return fold(manifest.architecture, manifest.config, weights, multiple, manifest.embedding)
+    return fold(manifest.architecture, manifest.config, weights, multiple, manifest.embedding, part)
 
 
 def _check_traits(traits: Traits) -> None:
@@ -190,7 +205,7 @@ class _Network:
     def __init__(self, traits: Traits, sizes: Sizes, weights: Weights) -> None:
         self.traits, self.sizes, self.weights = traits, sizes, weights
         self.table = weights["encoder.embeddings.word.weight"]
-        self.words = self.table if traits.embedding.scale == 1 else _times(self.table, traits.embedding.scale)
+        self.words: Matrix | None = None
         self.products: dict[str, Product] = {}
         self.vectors: dict[str, Array] = {}
         self.blocks: list[Block] = []
@@ -206,7 +221,8 @@ class _Network:
 
     def folded(self) -> Folded:
         program = Program(tuple(self.blocks), self.widths, self.results)
-        return Folded(program, self.sizes.outputs, self.sizes.positions, self.words, self.products, self.vectors)
+        outputs = sum(self.widths[result] for result in self.results)
+        return Folded(program, outputs, self.sizes.positions, self.words, self.products, self.vectors)
 
     # ---- parameters
 
@@ -245,6 +261,7 @@ class _Network:
 
     def take_tables(self) -> None:
         traits, source = self.traits.embedding, "encoder.embeddings."
+        words = self.table if traits.scale == 1 else _times(self.table, traits.scale)
         tables = {}
         if traits.positions:
             tables["embeddings.position"] = self.array(source + "position.weight")[traits.position_offset :]
@@ -255,8 +272,8 @@ class _Network:
             if traits.positions:
                 tables["embeddings.position"] = tables["embeddings.position"] + row
             else:
-                words = self.words
-                self.words = Computed(words.shape, words.dtype, lambda rows: words[rows] + row)
+                plain = words
+                words = Computed(plain.shape, plain.dtype, lambda rows: plain[rows] + row)
         if traits.norm == "no_norm":
             gain = self.array(source + "norm.weight")
             self.products["embeddings.projection"] = self.with_no_norm(source + "projection", source + "norm")
@@ -267,6 +284,7 @@ class _Network:
             if traits.projection != "none":
                 self.products["embeddings.projection"] = self.product(source + "projection")
         self.vectors |= tables
+        self.words = words
 
     def take_position_bias(self, bias: PositionBias) -> None:
         longest = self.sizes.positions
@@ -403,8 +421,17 @@ class _Network:
         if end:
             self.blocks.append(Block(tuple(end)))
 
+    def fold_given(self, pooling: Pooling | Literal["late"] | None) -> None:
+        """Takes the hidden states from the caller, in place of an encoder."""
+        steps: list[Step] = [LookUp(self.place("hidden"), GIVEN, "given")]
+        if pooling in ("mean", "max"):
+            steps.append(Read("hidden", "hidden", pooling))
+        elif pooling in ("cls", "last"):
+            steps.append(Read("hidden", "hidden"))
+        self.blocks.append(Block(tuple(steps)))
+
     def embeddings(self) -> Iterator[Step]:
-        traits, width = self.traits.embedding, self.words.shape[1]
+        traits, width = self.traits.embedding, self.sizes.embedding
         value = "hidden" if traits.projection == "none" else "words"
         self.widths[value] = traits.window * width
         words: tuple[Index, ...] = ("next_word", "word", "previous_word") if traits.window > 1 else ("word",)

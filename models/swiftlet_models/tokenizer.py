@@ -67,6 +67,7 @@ class Encoding:
     text_index: int = field(default=0, kw_only=True)  # of the text, or the pair, among those that were encoded
     left_out: int = field(default=0, kw_only=True)  # tokens of the text, or the pair, that were cut off
     attended: int | None = field(default=None, kw_only=True)  # tokens that tokens attend to, the first ones; None: all
+    head: int = field(default=0, kw_only=True)  # that reads the sequence, among those of the network's trunk
 
     @property
     def attends_to(self) -> int:

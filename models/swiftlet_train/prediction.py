@@ -45,7 +45,7 @@ def predict(
     """
     if not (directory / MANIFEST).is_file():
         _write(directory, teacher)
-    hosted, _ = host_model(artifacts.open_artifact(directory), engine)
+    hosted, _ = host_model([artifacts.open_artifact(directory)], engine)
     logits: dict[int, Logits] = {}
     batches = make_batches(examples, BATCH_SIZE, seed=0)
 

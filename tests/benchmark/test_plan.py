@@ -39,8 +39,8 @@ def test_texts_ask_for_whole_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "encodings", lambda *_: found)
     (text,) = texts_of(model, tmp_path)
 
-    assert Batch.of(found).row_shapes(8192) != [(1, 8192)]
-    assert Batch.of([text]).row_shapes(8192) == [(1, 8192)]
+    assert Batch.of(found).row_shapes([8192]) != [(1, 8192)]
+    assert Batch.of([text]).row_shapes([8192]) == [(1, 8192)]
 
 
 def test_plan_runs_only_what_is_named():

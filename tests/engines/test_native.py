@@ -540,7 +540,7 @@ def test_sequence_with_a_number_that_is_not_finite_changes_no_other(monkeypatch)
     network = folded("bert", "qa")
     batch = Batch.of([encoding(11, [0, 3], 1), encoding(24, [0, 23], 2), encoding(20, [19], 3)])
     sound = Native(best(), network).run(batch)
-    model = EngineModel(Native(best(), poisoned(network, "embeddings.position", 20 * 64, np.nan)), 2)
+    model = EngineModel(Native(best(), poisoned(network, "embeddings.position", 20 * 64, np.nan)), [2])
     first, second, third = run_batch(model, batch)
 
     assert (first.tobytes(), third.tobytes()) == (sound[0].tobytes(), sound[2].tobytes())
@@ -627,7 +627,7 @@ def test_native_falls_back_to_onnx_runtime_without_a_library(tmp_path, monkeypat
     monkeypatch.setattr(native, "LIBRARIES", tmp_path)
     (tmp_path / "avx2.so").write_text("not a library")
     artifact = open_artifact(BUNDLED / "mobilebert-sst2")
-    hosted, _ = host_model(artifact, "native")
+    hosted, _ = host_model([artifact], "native")
 
     assert isinstance(hosted.engine, RaggedOnnx)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -677,7 +677,7 @@ def test_arm_kernels_are_supported_if_the_cpu_has_their_instructions(arm, kernel
 
 def test_native_falls_back_to_onnx_runtime_for_an_unsupported_artifact(tmp_path, caplog):
     best()
-    hosted, _ = host_model(make_artifact(tmp_path, "qa"), "native")
+    hosted, _ = host_model([make_artifact(tmp_path, "qa")], "native")
 
     assert isinstance(hosted.engine, PaddedOnnx)
     assert caplog.messages == [
@@ -688,7 +688,7 @@ def test_native_falls_back_to_onnx_runtime_for_an_unsupported_artifact(tmp_path,
 @pytest.mark.parametrize("name", sorted(path.name for path in BUNDLED.glob("*/")))
 def test_native_serves_the_bundled_models(name):
     kernel = best().kernel
-    hosted, deviation = host_model(open_artifact(BUNDLED / name), "native")
+    hosted, deviation = host_model([open_artifact(BUNDLED / name)], "native")
 
     assert hosted.engine.title == f"native ({kernel})"
     assert deviation > 0

@@ -160,7 +160,7 @@ def test_helper_that_finds_a_wrong_sum_makes_the_call_run_again(tmp_path):
 
 def test_time_of_helpers_counts_for_the_call():
     """A long sequence on two cores: their times together are at least the time of the call."""
-    model, _ = host_model(open_artifact(BUNDLED / "albert-sst2"), "native", cores=2)
+    model, _ = host_model([open_artifact(BUNDLED / "albert-sst2")], "native", cores=2)
     batch = Batch.of([encoding(300, [0], 1)])
     results = [run_timed(model, batch) for _ in range(20)]
     model.engine.close()
@@ -171,7 +171,7 @@ def test_time_of_helpers_counts_for_the_call():
 
 
 def test_engine_without_cores_to_share_reports_no_help():
-    model, _ = host_model(open_artifact(BUNDLED / "albert-sst2"), "native")
+    model, _ = host_model([open_artifact(BUNDLED / "albert-sst2")], "native")
     assert run_timed(model, LONG).helped_s == 0
     model.engine.close()
 

@@ -78,7 +78,7 @@ def test_wrong_sum_is_counted_and_the_call_is_computed_without_tiles(sound, faul
     assert np.abs(np.concatenate(rows) - expected).max() <= 0.05 * np.abs(expected).max()
     kernel = "plain" if precision == "int8" else "plain; bf16"
     assert network.title == f"native ({kernel}; without tiles, which computed a wrong sum)"
-    executor = ThreadExecutor({"bert": EngineModel(network, 2), "other": EngineModel(engines[0], 2)}, 1)
+    executor = ThreadExecutor({"bert": EngineModel(network, [2]), "other": EngineModel(engines[0], [2])}, 1)
     assert (executor.kernel_faults, executor.runtime("bert")) == (1, network.title)
 
 
@@ -110,7 +110,7 @@ def test_better_kernel_that_is_passed_over_is_logged_once(monkeypatch, caplog):
     monkeypatch.setenv(native.CHOICE, "avx1024")
     native._warn_once.cache_clear()
     loaded = [
-        host_model(open_artifact(BUNDLED / name), "native")[0].engine for name in ("albert-sst2", "mobilebert-qa")
+        host_model([open_artifact(BUNDLED / name)], "native")[0].engine for name in ("albert-sst2", "mobilebert-qa")
     ]
 
     (message,) = caplog.messages

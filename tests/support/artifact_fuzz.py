@@ -217,6 +217,7 @@ def _load_contradictory(library: Library, folded: Folded, precision: Precision, 
         return True
     finally:
         native.program_numbers = own
+    assert folded.words is not None
     _run(engine, len(folded.words), folded.positions, draw, valid=False)
     engine.close()
     return False

@@ -198,7 +198,7 @@ async def settle() -> None:
 
 def dispatcher_of(cores: int, **engines: AnyEngine) -> Dispatcher:
     """Returns a dispatcher over engines in this process, whose models have rows of `WIDTH` values."""
-    hosted = {name: EngineModel(engine, WIDTH) for name, engine in engines.items()}
+    hosted = {name: EngineModel(engine, [WIDTH]) for name, engine in engines.items()}
     return Dispatcher(ThreadExecutor(hosted, cores))
 
 

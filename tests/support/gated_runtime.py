@@ -21,5 +21,5 @@ def gate_classify(runtime: LocalRuntime, width: int) -> ManualEngine:
     """Gives tiny-classify an engine that answers when the test says so, with `width` outputs. Returns the engine."""
     engine = ManualEngine()
     assert isinstance(runtime._executor, ThreadExecutor)
-    runtime._executor._models["tiny-classify"] = EngineModel(engine, width)
+    runtime._executor._models["tiny-classify"] = EngineModel(engine, [width])
     return engine

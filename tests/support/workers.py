@@ -20,7 +20,7 @@ MODEL = "tiny-qa"  # its rows have two columns, like those of the faulty engine
 
 def start(directory: Path, size: int = 2, spare: bool = False) -> ProcessExecutor:
     executor = ProcessExecutor(
-        "faulty", [directory / MODEL], size, spare=spare, worker_module="tests.support.worker_main"
+        "faulty", [[directory / MODEL]], size, spare=spare, worker_module="tests.support.worker_main"
     )
     executor.load()
     return executor

@@ -217,7 +217,7 @@ def test_batch_restores_scored_sequences() -> None:
 
     assert isinstance(found, Scored)
     assert found.targets.tolist() == [1, 3]
-    assert Batch.of([scored]).row_shapes(300) == [(2, 1)]
+    assert Batch.of([scored]).row_shapes([300]) == [(2, 1)]
 
 
 def test_log_probabilities_equal_those_of_torch() -> None:
@@ -233,10 +233,10 @@ def test_log_probabilities_equal_those_of_torch() -> None:
 def test_numbers_that_are_not_finite_are_an_error(fp32: Artifact) -> None:
     class Broken:
         def run(self, batch: Batch) -> list[np.ndarray]:
-            return [np.full(shape, np.nan, np.float32) for shape in batch.row_shapes(300)]
+            return [np.full(shape, np.nan, np.float32) for shape in batch.row_shapes([300])]
 
     task = load_model(fp32.path, "onnx_cpu").task
-    (outcome,) = run_batch(EngineModel(Broken(), 300), Batch.of(task.encode(task.Request(inputs="abc"))))  # type: ignore[arg-type]
+    (outcome,) = run_batch(EngineModel(Broken(), [300]), Batch.of(task.encode(task.Request(inputs="abc"))))  # type: ignore[arg-type]
 
     assert outcome.code == "invalid_engine_output"  # type: ignore[union-attr]
 

@@ -204,7 +204,7 @@ def start_devices(directory: Path, count: int = 2) -> DeviceExecutor:
     executors = [
         ProcessExecutor(
             "faulty",
-            [directory / MODEL],
+            [[directory / MODEL]],
             2,
             spare=False,
             worker_module="tests.support.worker_main",

@@ -37,7 +37,7 @@ def test_run_batch_fails_only_sequences_that_fail_alone(n, faulty):
             raise RuntimeError("cannot")
         return [row_of(tag) for tag in tags]
 
-    outcomes = run_batch(EngineModel(Engine(answer), WIDTH), Batch.of([encoding(tag) for tag in range(n)]))
+    outcomes = run_batch(EngineModel(Engine(answer), [WIDTH]), Batch.of([encoding(tag) for tag in range(n)]))
 
     assert codes(outcomes) == ["internal" if tag in faulty else None for tag in range(n)]
     assert all(one.tolist() == row_of(tag).tolist() for tag, one in enumerate(outcomes) if tag not in faulty)
@@ -45,7 +45,7 @@ def test_run_batch_fails_only_sequences_that_fail_alone(n, faulty):
 
 def test_run_batch_rejects_rows_that_are_not_finite():
     rows = [np.array([[tag, math.nan]], np.float32) for tag in range(2)]
-    outcomes = run_batch(EngineModel(Engine(lambda _: rows), WIDTH), Batch.of([encoding(tag) for tag in range(2)]))
+    outcomes = run_batch(EngineModel(Engine(lambda _: rows), [WIDTH]), Batch.of([encoding(tag) for tag in range(2)]))
 
     assert [one.detail for one in outcomes] == [ERROR_DETAILS["invalid_engine_output"]] * 2
 
@@ -54,23 +54,23 @@ def test_run_batch_rejects_rows_that_are_not_finite():
 def test_run_batch_rejects_top_k_rows_with_a_column_out_of_range(column):
     ranked = Ranked(**vars(encoding(1)), top_k=1, candidates=NOTHING)
     rows = [np.array([[0.5, 0.25, place]], np.float32) for place in (9, column)]
-    outcomes = run_batch(EngineModel(Engine(lambda _: rows), 10), Batch.of([ranked, ranked]))
+    outcomes = run_batch(EngineModel(Engine(lambda _: rows), [10]), Batch.of([ranked, ranked]))
 
     assert codes(outcomes) == [None, "invalid_engine_output"]
 
 
 def test_host_model_requires_an_engine_that_reproduces_the_golden_answers(tmp_path):
     artifact = make_artifact(tmp_path, "classify")
-    hosted, deviation = host_model(artifact, "onnx_cpu")
+    hosted, deviation = host_model([artifact], "onnx_cpu")
 
     assert (hosted.width, deviation) == (3, 0.0)
     assert len(hosted.timed_calls) == 2
-    assert host_model(artifact, "echo") == ((ANY, 3, []), None)
+    assert host_model([artifact], "echo") == ((ANY, [3], []), None)
     artifact.file("model.onnx").write_bytes(b"no")
     with pytest.raises(ArtifactError, match="cannot be loaded"):
-        host_model(artifact, "onnx_cpu")
+        host_model([artifact], "onnx_cpu")
     with pytest.raises(SetupError, match="no 'abacus'"):
-        host_model(artifact, "abacus")
+        host_model([artifact], "abacus")
 
 
 class Odd(Engine):

@@ -78,7 +78,8 @@ from tests.support.fakes import encoding
 from swiftlet_serve.workers.process_executor import ProcessExecutor
 
 async def main():
-    executor = ProcessExecutor("faulty", [Path(sys.argv[1])], 1, spare=False, worker_module="tests.support.worker_main")
+    models = [[Path(sys.argv[1])]]
+    executor = ProcessExecutor("faulty", models, 1, spare=False, worker_module="tests.support.worker_main")
     executor.load()
     await executor.open()
     print(executor.supervisor.serving.pid, flush=True)

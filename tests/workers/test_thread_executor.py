@@ -11,7 +11,7 @@ from tests.support.fakes import PATIENCE_S, WIDTH, Engine, ManualEngine, encodin
 
 async def test_thread_executor_runs_one_call_per_thread_at_the_same_time():
     engine = ManualEngine()
-    executor = ThreadExecutor({"model": EngineModel(engine, WIDTH)}, size=2)
+    executor = ThreadExecutor({"model": EngineModel(engine, [WIDTH])}, size=2)
     running = [asyncio.ensure_future(executor.run("model", [encoding(tag)], PATIENCE_S)) for tag in range(2)]
     calls = [await engine.called() for _ in running]
 
@@ -26,7 +26,7 @@ async def test_thread_executor_runs_one_call_per_thread_at_the_same_time():
 
 def test_thread_executor_counts_wrong_sums_once_and_never_backwards():
     engines = [Engine(), Engine(), Engine()]
-    executor = ThreadExecutor({str(n): EngineModel(engine, WIDTH) for n, engine in enumerate(engines)}, size=1)
+    executor = ThreadExecutor({str(n): EngineModel(engine, [WIDTH]) for n, engine in enumerate(engines)}, size=1)
     counts = []
     for found in (0, 2, 1, 3):
         for engine in engines[1:]:  # each counts for the whole process

@@ -337,6 +337,7 @@ class Network:
     def words(self) -> str:
         """The words' rows of the word table. The table is in int8 if the products are."""
         g, table, ids = self.outermost, self.folded.words, self.input("input_ids")
+        assert table is not None  # noqa: S101  # only a head alone has no words, and none is exported
         block = block_of(table.shape[1])
         if self.multiply is in_fp32 or block is None:
             return g.add("Gather", [g.array("words", np.asarray(table, np.float32)), ids])

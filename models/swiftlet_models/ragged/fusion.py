@@ -85,6 +85,7 @@ class Example(NamedTuple):
     focus: NDArray[np.int64]
     focus_offsets: NDArray[np.int64]
     attended: NDArray[np.int64]
+    given: None = None
 
 
 def _example(vocabulary: int, count: int) -> Example:

@@ -26,6 +26,8 @@ class Ragged(Protocol):
     def focus_offsets(self) -> NDArray[np.int64]: ...
     @property
     def attended(self) -> NDArray[np.int64]: ...
+    @property
+    def given(self) -> NDArray[np.float32] | None: ...
 
 
 class Keys(NamedTuple):
@@ -61,9 +63,14 @@ class Sizes:
 class Layout:
     """Views of one buffer that holds a batch and its indices. Shape letters: see `Sizes`."""
 
-    def __init__(self, buffer: Tensor, sizes: Sizes, longest: int, keys: Keys | None = None) -> None:
-        """Divides a buffer of `sizes.numbers` numbers. `longest` bounds the length of a sequence."""
-        self.buffer, self.sizes, self.longest, self.keys = buffer, sizes, longest, keys
+    def __init__(
+        self, buffer: Tensor, sizes: Sizes, longest: int, keys: Keys | None = None, given: Tensor | None = None
+    ) -> None:
+        """Divides a buffer of `sizes.numbers` numbers.
+
+        `longest` bounds the length of a sequence. `given` are the hidden states (T, H) that a head alone reads.
+        """
+        self.buffer, self.sizes, self.longest, self.keys, self.given = buffer, sizes, longest, keys, given
         t, b, n = sizes.tokens, sizes.rows + 1, sizes.focus
         parts = iter(torch.split(buffer, [t, t, t, t, t, b, b, n, n]))
         self.input_ids, self.token_type_ids, self.positions = next(parts), next(parts), next(parts)
@@ -94,14 +101,16 @@ class Layout:
         sizes = Sizes.of(batch)
         lengths = np.diff(batch.offsets)
         buffer = torch.empty(sizes.numbers, dtype=torch.int32)
-        layout = cls(buffer, sizes, int(lengths.max()), None if attends_to_all(batch) else _keys(batch))
+        given = None if batch.given is None else torch.from_numpy(batch.given)
+        layout = cls(buffer, sizes, int(lengths.max()), None if attends_to_all(batch) else _keys(batch), given)
         layout.write(batch)
         return layout
 
     def to(self, device: torch.device) -> Layout:
         """Returns the layout on a device."""
         keys = None if self.keys is None else Keys(*(part.to(device) for part in self.keys))
-        return Layout(self.buffer.to(device), self.sizes, self.longest, keys)
+        given = None if self.given is None else self.given.to(device)
+        return Layout(self.buffer.to(device), self.sizes, self.longest, keys, given)
 
 
 def attends_to_all(batch: Ragged) -> bool:

@@ -40,7 +40,7 @@ class Network:
             kernels: what it computes between its products and attentions.
         """
         self.kernels, self.dtype = kernels, dtype
-        self.vocabulary, self.outputs = len(folded.words), folded.outputs
+        self.vocabulary, self.outputs = 0 if folded.words is None else len(folded.words), folded.outputs
         program = reading_late(folded.program) if folded.program.attends_by_position else folded.program
         fusions = FUSIONS_IN_FLOATS if make_product is in_floats else FUSIONS
         self._results, self.plan = program.results, plan(joined(program), fusions)

@@ -76,6 +76,12 @@ class Parameters:
         """Returns a vector of whole numbers, which the data type of the activations may not hold."""
         return torch.tensor(self._folded.vectors[name], dtype=torch.int64, device=self._device)
 
+    def floats(self, rows: Tensor | None) -> Tensor:
+        """Returns rows that the caller gives, as activations."""
+        if rows is None:
+            raise ValueError("The network is a head, and the batch has no hidden states.")
+        return rows.to(self._dtype)
+
     def norm(self, norm: Norm) -> tuple[Tensor, Tensor, float]:
         """Returns the weight, the bias and the epsilon of a LayerNorm."""
         return self.vector(norm.norm + ".weight"), self.vector(norm.norm + ".bias"), norm.epsilon
@@ -139,11 +145,14 @@ def operation(part: Planned, parameters: Parameters) -> Operation:
 
 
 def _look_up(step: LookUp, parameters: Parameters) -> Operation:
+    if step.index == "given":
+        return lambda state: parameters.floats(state.at.given)
     table, (value, first, width) = parameters.vector(step.table), step.out
     all_columns = parameters.widths[value]
+    index = step.index
 
     def run(state: State) -> Tensor:
-        rows = _rows(table, step.index, state.at)
+        rows = _rows(table, index, state.at)
         if width == all_columns and not step.adds:
             return rows
         out = state.values.get(value)
@@ -158,8 +167,6 @@ def _look_up(step: LookUp, parameters: Parameters) -> Operation:
 
 def _rows(table: Tensor, index: Index, at: Layout) -> Tensor:
     match index:
-        case "word":
-            return table[at.input_ids]
         case "position":
             return table[at.positions]
         case "token_type":
@@ -167,6 +174,8 @@ def _rows(table: Tensor, index: Index, at: Layout) -> Tensor:
         case "next_word" | "previous_word":
             words = F.pad(table[at.input_ids], (0, 0, 0, 1))  # the last row is that of a neighbour that is not there
             return words[at.after if index == "next_word" else at.before]
+        case _:
+            return table[at.input_ids]
 
 
 def _multiply(step: Multiply, parameters: Parameters) -> Operation:

@@ -55,7 +55,7 @@ class Scorer:
 
     def __init__(self, model: LoadedModel, maker: RequestMaker, cores: int) -> None:
         self._task, self._maker, self._cost = model.task, maker, model.engine.cost
-        self._hosted = EngineModel(model.engine, model.manifest.width)
+        self._hosted = EngineModel(model.engine, [model.manifest.width])
         self._switch_s = sys.getswitchinterval()
         # A thread that has run a batch needs the interpreter to take the next. By default it would wait 5 ms for the
         # thread that encodes, which is half of the time of a batch of a small network.

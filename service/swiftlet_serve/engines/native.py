@@ -35,8 +35,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models.artifact import Artifact, ArtifactError, Precision
-from swiftlet_models.folding import Array, Folded, FoldingError, Product, fold_artifact
+from swiftlet_models.folding import Array, Folded, FoldingError, Part, Product, fold_artifact
 from swiftlet_models.program import (
+    GIVEN,
     WORDS,
     Attend,
     Gate,
@@ -54,6 +55,7 @@ from swiftlet_models.tensors import WeightsError
 from swiftlet_models.weights import open_weights
 from swiftlet_serve.engines import onnx_cpu
 from swiftlet_serve.engines._matrices import PRECISIONS, finite, stored
+from swiftlet_serve.engines._shared_trunk import SharedTrunk
 from swiftlet_serve.types import EARLIER_WRONG_SUMS, Batch, Cost, Engine, Row
 
 log = logging.getLogger(__name__)
@@ -64,7 +66,7 @@ KERNELS: Final = ("amx", "avx512bf16", "avx512vnni", "avxvnni", "avx2", "neon_i8
 CHOICE: Final = "SWIFTLET_NATIVE_KERNEL"  # the environment variable that selects a kernel
 # Numbers in C++.
 ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3, "tanh": 4, "silu": 5}
-INDICES: Final = {"word": 0, "next_word": 1, "previous_word": 2, "position": 3, "token_type": 4}
+INDICES: Final = {"word": 0, "next_word": 1, "previous_word": 2, "position": 3, "token_type": 4, "given": 5}
 HOW: Final = {"focus": 0, "mean": 1, "max": 2}
 NONE: Final = -1
 STEP_NUMBERS: Final = 17
@@ -78,7 +80,7 @@ ERRORS: Final = {
     3: "a parameter is missing",
     5: "the network's sizes contradict each other",
 }
-INTERFACE: Final = 8  # the version of the functions and programs in swiftlet_serve/native
+INTERFACE: Final = 9  # the version of the functions and programs in swiftlet_serve/native
 
 _Floats = np.ctypeslib.ndpointer(np.float32, flags="C_CONTIGUOUS")
 _Weights = np.ctypeslib.ndpointer(flags="C_CONTIGUOUS")  # int8, or the bits of bf16
@@ -108,7 +110,7 @@ class Library:
             about.argtypes = [model]
         self.c.swiftlet_model_bytes.restype = self.c.swiftlet_workspace_bytes.restype = number
         self.c.swiftlet_wrong_sums.restype = number
-        self.c.swiftlet_run.argtypes = [model, *[number] * 4, _Int64s, _Floats, ctypes.POINTER(number)]
+        self.c.swiftlet_run.argtypes = [model, *[number] * 4, _Int64s, ctypes.c_void_p, _Floats, ctypes.POINTER(number)]
         self.c.swiftlet_peak.argtypes = [number, *[ctypes.c_void_p] * 3]
         self.c.swiftlet_peak.restype = number
 
@@ -201,6 +203,8 @@ class Native:
         self._precision = precision
         self._kernel = "; ".join((library.kernel, *(["bf16"] if precision == "bf16" else []), *passed_over))
         self._outputs = folded.outputs
+        self._given = folded.program.widths["hidden"]
+        self.reads_all = folded.reads_all
         self._last_call = threading.local()
         most = max((product.matrix.shape[1] for product in folded.products.values()), default=0)
         if precision == "int8" and most > library.max_inputs:
@@ -222,7 +226,9 @@ class Native:
         for name in parameters.vectors:
             floats = finite(parameters.vectors[name])
             _check(self._c.swiftlet_add_vector(self._model, floats.size, floats))
-        if parameters.words_in is not None:
+        if folded.words is None:
+            pass
+        elif parameters.words_in is not None:
             width = folded.words.shape[1]
             _check(self._c.swiftlet_share_words(self._model, parameters.products[parameters.words_in], width))
         else:
@@ -272,7 +278,7 @@ class Native:
         counts = {len(batch.top_k), len(batch.attended)}
         if len(batch.token_type_ids) != tokens or counts != {rows} or {*map(len, offsets)} != {rows + 1}:
             raise ValueError(ERRORS[2])
-        shapes = batch.row_shapes(self._outputs)
+        shapes = batch.row_shapes([self._outputs])
         # The batch is not validated yet: this bounds the memory. The rows of a valid batch are never longer.
         longest = min(max([0, *(width for _, width in shapes)]), 1 + 2 * self._outputs)
         numbers = np.empty(len(batch.focus) * longest, np.float32)
@@ -280,7 +286,11 @@ class Native:
         # One array, because passing an array takes two microseconds.
         input_numbers = np.concatenate(batch.arrays, dtype=np.int64, casting="unsafe")
         helped_ns = ctypes.c_int64()
-        status = self._c.swiftlet_run(self._model, *sizes, input_numbers, numbers, ctypes.byref(helped_ns))
+        given = None if batch.given is None else np.ascontiguousarray(batch.given, np.float32)
+        if given is not None and given.shape != (tokens, self._given):
+            raise ValueError(ERRORS[2])
+        address = None if given is None else given.ctypes.data
+        status = self._c.swiftlet_run(self._model, *sizes, input_numbers, address, numbers, ctypes.byref(helped_ns))
         self._last_call.helped_s = 1e-9 * helped_ns.value
         if status == WRONG_SUM:
             log.error(
@@ -312,7 +322,18 @@ def create(artifact: Artifact, threads: int) -> Engine:
         return onnx_cpu.create(artifact, threads=1)
 
 
-def _native(artifact: Artifact, threads: int) -> Native:
+def create_heads(artifacts: Sequence[Artifact], threads: int) -> Engine:
+    """Loads the heads of artifacts that share a trunk, and the trunk once.
+
+    Raises:
+        FoldingError: no kernel for this CPU supports one of the networks.
+        ArtifactError: as `create`.
+    """
+    trunk = _native(artifacts[0], threads, "trunk")
+    return SharedTrunk(trunk, [_native(artifact, threads, "head") for artifact in artifacts])
+
+
+def _native(artifact: Artifact, threads: int, part: Part = "network") -> Native:
     manifest = artifact.manifest
     library, passed_over = select()
     if library is None:
@@ -321,7 +342,7 @@ def _native(artifact: Artifact, threads: int) -> Native:
         raise FoldingError(f"the precision is {manifest.precision}")
     try:
         with open_weights(artifact.weights) as weights:
-            folded = fold_artifact(artifact, weights)
+            folded = fold_artifact(artifact, weights, part=part)
             network = Native(library, folded, passed_over, manifest.precision)
     except (WeightsError, ValueError) as error:
         raise ArtifactError(f"{artifact.path.name}: {error}") from None
@@ -465,7 +486,7 @@ def program_numbers(folded: Folded, parameters: Parameters) -> NDArray[np.int32]
         """The kind of a step, its output, and the numbers of its kind."""
         match step:
             case LookUp():
-                table = (0, 0) if step.table == WORDS else (1, vectors[step.table])
+                table = (0, 0) if step.table in (WORDS, GIVEN) else (1, vectors[step.table])
                 return 0, values[step.out.value], step.out.first, step.out.width, *table, INDICES[step.index], step.adds
             case Multiply():
                 bias = vectors[step.product + ".bias"] if step.exact else NONE

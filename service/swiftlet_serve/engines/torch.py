@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from swiftlet_models.artifact import SAFETENSORS, Artifact, ArtifactError
-from swiftlet_models.folding import FoldingError, fold
+from swiftlet_models.folding import FoldingError, Part, fold
 from swiftlet_models.heads import Model, build
 from swiftlet_models.parameters import check_artifact
 from swiftlet_models.ragged.buckets import buckets
@@ -34,6 +34,7 @@ from swiftlet_models.ragged.ranking import rows_of
 from swiftlet_models.ragged.static import StaticRunner
 from swiftlet_models.tensors import WeightsError
 from swiftlet_models.weights import read_weights
+from swiftlet_serve.engines._shared_trunk import SharedTrunk
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.machine.devices import CUDA_VISIBLE_DEVICES, NAME
 from swiftlet_serve.types import Batch, Cost, Engine, Row
@@ -122,7 +123,13 @@ class RaggedTorch(InParts):
     """A folded network, on ragged batches."""
 
     def __init__(
-        self, network: Network, device: torch.device, longest: int, runners: Sequence[StaticRunner] = ()
+        self,
+        network: Network,
+        device: torch.device,
+        longest: int,
+        runners: Sequence[StaticRunner] = (),
+        *,
+        reads_all: bool = False,
     ) -> None:
         """Runs a network on its device.
 
@@ -131,9 +138,10 @@ class RaggedTorch(InParts):
             device: the device that it is on.
             longest: the length of the longest sequence that may come.
             runners: its static batches, once for each call in flight; without them every batch runs as it is.
+            reads_all: whether its head reads all tokens, and not those in focus alone.
         """
         super().__init__(device, longest)
-        self.network = network
+        self.network, self.reads_all = network, reads_all
         self._runners: SimpleQueue[StaticRunner] = SimpleQueue()  # those that no call uses now
         self._calls = len(runners)
         self._alone = Lock()
@@ -247,27 +255,50 @@ def create(artifact: Artifact, threads: int) -> Engine:
         ArtifactError: the weights do not match the manifest.
         SetupError: `CUDA_VISIBLE_DEVICES` names a device that torch does not find.
     """
+    device, model = _device(threads), load_network(artifact)
+    return ragged_engine(artifact, model, device) or PaddedTorch(model, device)
+
+
+def create_heads(artifacts: Sequence[Artifact], threads: int) -> Engine:
+    """Loads the heads of artifacts that share a trunk, and the trunk once, onto the best device.
+
+    Hidden states go through the memory of the host.
+
+    Raises:
+        FoldingError: folding does not support one of the networks.
+        ArtifactError, SetupError: as `create`.
+    """
+    device = _device(threads)
+
+    def load(artifact: Artifact, part: Part) -> RaggedTorch:
+        engine = ragged_engine(artifact, load_network(artifact), device, part=part)
+        if engine is None:
+            raise FoldingError("one of the networks runs on padded batches")
+        return engine
+
+    return SharedTrunk(load(artifacts[0], "trunk"), [load(artifact, "head") for artifact in artifacts])
+
+
+def _device(threads: int) -> torch.device:
     torch.set_num_threads(threads)
     named = os.environ.get(CUDA_VISIBLE_DEVICES, "")
     if NAME.match(named) and not torch.cuda.is_available():
         raise SetupError(f"torch finds no GPU {named}. It needs a torch for CUDA and NVIDIA's driver.")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = load_network(artifact)
-    return ragged_engine(artifact, model, device) or PaddedTorch(model, device)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @torch.inference_mode()
 def ragged_engine(
-    artifact: Artifact, model: Model, device: torch.device, precision: str = "bf16"
+    artifact: Artifact, model: Model, device: torch.device, precision: str = "bf16", part: Part = "network"
 ) -> RaggedTorch | None:
-    """Returns the ragged form of a loaded network on a device, or None if folding does not support it.
+    """Returns the ragged form of a loaded network, or of a part, on a device; None if folding does not support it.
 
     `precision` is one of `PRECISIONS`. A server uses bf16; the others are for comparison.
     """
     manifest = artifact.manifest
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     try:
-        folded = fold(manifest.architecture, manifest.config, weights, 1, manifest.embedding)
+        folded = fold(manifest.architecture, manifest.config, weights, 1, manifest.embedding, part)
     except FoldingError as reason:
         log.info("model %s runs on padded batches: %s", manifest.name, reason)
         return None
@@ -278,14 +309,15 @@ def ragged_engine(
     if device.type != "cuda":
         dtype = torch.float32
     network, longest = Network(folded, device, dtype, make_product), model.encoder.max_tokens
-    use_triton(network, device)
     runners = []
-    if device.type == "cuda":  # also without graphs, because a runner has a stream
+    if part != "head":
+        use_triton(network, device)
+    if device.type == "cuda" and part != "head":  # also without graphs, because a runner has a stream
         free, _ = torch.cuda.mem_get_info(device)
         sizes = list(buckets(ON_GPU.max_tokens, ON_GPU.max_rows, manifest.head)) if network.has_static_shapes else []
         share = int(GRAPH_MEMORY_SHARE * free / CALLS)
         runners = [StaticRunner(network, device, sizes, longest, share) for _ in range(CALLS)]
-    return RaggedTorch(network, device, longest, runners)
+    return RaggedTorch(network, device, longest, runners, reads_all=folded.reads_all)
 
 
 def load_network(artifact: Artifact) -> Model:

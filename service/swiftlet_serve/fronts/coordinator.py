@@ -59,6 +59,7 @@ class Coordinator:
         self._sockets = sockets
         self._module = module
         self._models = list(runtime.pipelines)
+        self._keys = [pipeline.key for pipeline in runtime.pipelines.values()]  # of models that share a trunk: equal
         self._fronts: dict[int, FrontProcess] = {}  # that are ready, by the index of their socket
         self._starting: set[FrontProcess] = set()
         self._lost: dict[FrontProcess, asyncio.Event] = {}  # of every front that runs, set when it is lost
@@ -143,7 +144,7 @@ class Coordinator:
         self._lost[front] = asyncio.Event()
         self._starting.add(front)
         try:
-            await front.connect(self._runtime, self._models, self._on_lost, self._send_snapshot, self._schedule_publish)
+            await front.connect(self._runtime, self._keys, self._on_lost, self._send_snapshot, self._schedule_publish)
             assert front.ready is not None  # noqa: S101  # for the type checker
             self.url = await asyncio.wait_for(front.ready, START_TIMEOUT_S)
         except BaseException as error:
@@ -170,7 +171,8 @@ class Coordinator:
             [sock.fileno() for sock in self._sockets],
             self._runtime.settings.model_dump(mode="json"),
             [str(pipelines[name].model.artifact.path) for name in self._models],
-            {name: asdict(executor.cost(name)) for name in self._models},
+            {name: asdict(executor.cost(key)) for name, key in zip(self._models, self._keys, strict=True)},
+            {name: pipelines[name].head for name in self._models},
         )
         with far:
             try:
@@ -290,7 +292,7 @@ class Coordinator:
         if load.now - self._looked >= LOOK_S:
             self._looked = load.now
             self._busy = {load_page.number_of(name): self._waits(name) for name in load.busiest(load_page.MAX_CLIENTS)}
-        coefficients = [load.models[name].latency.coefficients for name in self._models]
+        coefficients = [load.models[key].latency.coefficients for key in self._keys]
         mean_s = runtime.admission.mean_request_s
         head = load.now, executor.ready, runtime.draining, load.cores
         state = LoadState(*head, *self._waits(""), mean_s, self._busy, coefficients)

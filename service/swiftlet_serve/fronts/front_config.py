@@ -17,3 +17,4 @@ class FrontConfig:
     settings: dict[str, Any]
     models: list[str]  # directories of the artifacts, in the coordinator's order
     costs: dict[str, dict[str, Any]]  # `Cost` by the name of the model, in the same order
+    heads: dict[str, int]  # of the models that share a trunk

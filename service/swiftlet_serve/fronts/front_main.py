@@ -121,7 +121,7 @@ def main() -> None:
         costs = {name: Cost(**cost) for name, cost in config.costs.items()}
         credentials = Credentials.read(settings)
         observers = Observers.create(settings.traces_endpoint, build_info.version(), logs=settings.access_log)
-        runtime = FrontRuntime(settings, served, costs, LoadReader(config.load_fd))
+        runtime = FrontRuntime(settings, served, costs, LoadReader(config.load_fd), config.heads)
 
         async def run() -> None:
             await Front(config, runtime, credentials, observers).run(end, Watchdog(lambda: _exit(logs)))

@@ -60,7 +60,7 @@ class FrontProcess(ChildProcess):
 
         Args:
             runtime: the coordinator's runtime.
-            models: the names of the models in the front's order.
+            models: the keys of the models in the dispatcher, in the front's order.
             on_lost: called once, when the front has closed the connection or has sent an invalid message.
             on_snapshot: called when the front asks for the state of the server, with the number of its request.
             on_sent: called after each message about a request.

@@ -35,7 +35,7 @@ class FrontRequests:
 
         Args:
             runtime: the coordinator's runtime, with the one queue, admission and rate limiter.
-            models: the names of the models, in the order of the front's numbers.
+            models: the keys of the models in the dispatcher, in the order of the front's numbers.
             send: sends a message to the front.
         """
         self._runtime = runtime

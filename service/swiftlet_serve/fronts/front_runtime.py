@@ -22,7 +22,7 @@ from swiftlet_serve.fronts.remote_scheduling import (
 from swiftlet_serve.fronts.stats_messages import FrontReport
 from swiftlet_serve.inference.loading import OpenModel
 from swiftlet_serve.inference.pipeline import Pipeline, Scheduler
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.runtime import Place, Runtime
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.telemetry.request_stats import MAX_RECENT, RequestStats
 from swiftlet_serve.telemetry.snapshot import Snapshot
@@ -50,7 +50,12 @@ class FrontRuntime(Runtime):
     """The pipelines of one front."""
 
     def __init__(
-        self, settings: Settings, served: Sequence[OpenModel], costs: Mapping[str, Cost], load: LoadReader
+        self,
+        settings: Settings,
+        served: Sequence[OpenModel],
+        costs: Mapping[str, Cost],
+        load: LoadReader,
+        heads: Mapping[str, int],
     ) -> None:
         """Creates a pipeline for each model. The coordinator serves the same models, for all of the front's life.
 
@@ -59,6 +64,7 @@ class FrontRuntime(Runtime):
             served: the models, in the order of the coordinator's numbers.
             costs: the costs of their engines by their names, in the same order.
             load: reads the coordinator's load.
+            heads: those of the models, which may share a trunk.
         """
         stats = RequestStats({})
         is_limited = any((settings.client_rate_limit, settings.client_token_rate_limit))
@@ -67,7 +73,7 @@ class FrontRuntime(Runtime):
         self._admission = RemoteAdmission(
             costs, load.read, None if limiter is None else self.requests.charge, settings.max_queued_tokens
         )
-        self._models = list(costs)
+        self._models, self._heads = list(costs), heads
         self._load = load
         self._recent = MAX_RECENT // settings.fronts  # answers in a report: all fronts share the limit
         self._titles: dict[str, str] = {}  # of the engines by model
@@ -77,6 +83,9 @@ class FrontRuntime(Runtime):
         self._front: Front | None = None
         self._timer: asyncio.TimerHandle | None = None
         super().__init__(settings, served, stats, self._admission, limiter)
+
+    def _place_of(self, name: str) -> Place:
+        return Place(name, head=self._heads[name])
 
     def _make_scheduler(self, name: str, key: str) -> Scheduler:
         return RemoteScheduler(key, self._models.index(name), self.requests, self._admission, self.stats)

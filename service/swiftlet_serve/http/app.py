@@ -21,6 +21,7 @@ from swiftlet_serve.http.asgi_transport import AsgiTransport
 from swiftlet_serve.http.dialect_parts import dialect_routes
 from swiftlet_serve.http.dialect_parts.dialect import Dialect
 from swiftlet_serve.http.endpoints import openapi, pages
+from swiftlet_serve.http.endpoints.batch_endpoint import BatchEndpoint
 from swiftlet_serve.http.endpoints.model_endpoint import COMPUTE_HEADERS, ModelEndpoint, task_translation
 from swiftlet_serve.http.endpoints.repository_control import RepositoryControl
 from swiftlet_serve.http.gate.api_keys import ApiKeys
@@ -165,6 +166,15 @@ def _routes(
             json_only=True,
             description=openapi.task(task),
         )
+    yield Route(
+        "POST",
+        "/batch",
+        BatchEndpoint(runtime).respond,
+        runs_model=True,
+        reads_body=True,
+        json_only=True,
+        description=openapi.BATCH,
+    )
     yield pages.served_models(runtime)
     yield from pages.health(runtime)
     if runtime.settings.admin_port is None:

@@ -104,7 +104,7 @@ def load_model(
     started = time.monotonic()
     model = open_model(path, engine_name, tokenizers)
     model = model.for_task(task or model.task_name)
-    hosted, deviation = host_model(model.artifact, engine_name)
+    hosted, deviation = host_model([model.artifact], engine_name)
     seconds = time.monotonic() - started
     return LoadedModel(
         **vars(model), engine=hosted.engine, deviation=deviation, timed_calls=hosted.timed_calls, seconds=seconds

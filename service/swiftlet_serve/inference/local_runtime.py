@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
+from swiftlet_models import trunks
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.inference.catalog import ModelLoading
 from swiftlet_serve.inference.loading import LoadedModel, OpenModel, load_model, locate, open_model
 from swiftlet_serve.inference.pipeline import Pipeline, Scheduler
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.runtime import Place, Runtime
 from swiftlet_serve.machine.devices import CUDA_VISIBLE_DEVICES, find_devices
 from swiftlet_serve.scheduling.admission import AdmissionController
 from swiftlet_serve.scheduling.dispatcher import Dispatcher
@@ -61,12 +62,25 @@ class PublicPort(Protocol):
 class LocalRuntime(Runtime):
     """A runtime whose requests are admitted and queued in this process, over one executor."""
 
-    def __init__(self, settings: Settings, served: Sequence[OpenModel], executor: Executor) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        served: Sequence[OpenModel],
+        executor: Executor,
+        groups: Sequence[Sequence[str]] = (),
+    ) -> None:
         """Creates a pipeline for each model.
+
+        Args:
+            settings: the settings of the server.
+            served: the models.
+            executor: runs them. It knows models that share a trunk by the name of the first.
+            groups: the names of models that share a trunk, in the order of the heads.
 
         Raises:
             SetupError: two models have the same name.
         """
+        self._trunks = {names[0]: names for names in groups}
         stats = RequestStats({})
         self.dispatcher = Dispatcher(executor, settings.call_timeout_s, stats=stats)
         self._executor = executor
@@ -78,8 +92,15 @@ class LocalRuntime(Runtime):
         rates = settings.client_rate_limit, settings.client_token_rate_limit
         super().__init__(settings, served, stats, admission, ClientRateLimiter(*rates) if any(rates) else None)
 
+    def _place_of(self, name: str) -> Place:
+        for first, names in self._trunks.items():
+            if name in names:
+                return Place(first, head=names.index(name))
+        return Place(name)
+
     def _make_scheduler(self, name: str, key: str) -> Scheduler:
-        self.dispatcher.add_model(key, name)
+        if key not in self.dispatcher.models:
+            self.dispatcher.add_model(key, self._trunks.get(key, [name]))
         return ModelScheduler(key, self.admission, self.dispatcher, self.stats, self.rate_limiter)
 
     def use_repository(self, repository: Repository) -> None:
@@ -100,11 +121,11 @@ class LocalRuntime(Runtime):
         model = await asyncio.to_thread(open_model, path, self.settings.engine, self._tokenizers)
         key = f"{model.manifest.name}@{version}"
         await self._executor.add_model(key, path)
-        return self._make_pipeline(model, key, version)
+        return self._make_pipeline(model, Place(key, version))
 
     def copy_pipeline(self, pipeline: Pipeline, scheduler: Scheduler) -> Pipeline:
         """Returns a pipeline for the same model with another scheduler."""
-        return Pipeline(pipeline.model, scheduler, self._threads, self.settings, pipeline.key)
+        return Pipeline(pipeline.model, scheduler, self._threads, self.settings, pipeline.key, head=pipeline.head)
 
     def has_idle_core(self) -> bool:
         """Returns whether nothing is queued, and a core stays idle when another call starts, if there are several."""
@@ -121,9 +142,10 @@ class LocalRuntime(Runtime):
     @classmethod
     def of(cls, settings: Settings, served: Sequence[LoadedModel]) -> LocalRuntime:
         """Returns a runtime over engines in this process."""
-        hosted = {
-            model.manifest.name: EngineModel(model.engine, model.manifest.width, model.timed_calls) for model in served
-        }
+        hosted = {}
+        for model in served:
+            about = model.manifest
+            hosted[about.name] = EngineModel(model.engine, [about.width], model.timed_calls)
         return cls(settings, served, ThreadExecutor(hosted, settings.cores, settings.engine))
 
     @classmethod
@@ -145,10 +167,12 @@ class LocalRuntime(Runtime):
             ArtifactError, SetupError: as `load_model` and `locate`.
         """
         paths, tokenizers = _locate(settings), dict[str, Tokenizer]()
-        executor = _make_executor(settings, paths)
+        groups = trunks.groups(paths)
+        executor = _make_executor(settings, groups)
         try:
-            served = [open_model(path, settings.engine, tokenizers) for path in paths]
-            runtime = cls(settings, _in_order(settings, served), executor)
+            served = {path: open_model(path, settings.engine, tokenizers) for path in paths}
+            names = [[served[path].manifest.name for path in group] for group in groups]
+            runtime = cls(settings, _in_order(settings, list(served.values())), executor, names)
             executor.load()
         except BaseException:
             executor.abandon()
@@ -212,8 +236,8 @@ def _locate(settings: Settings) -> list[Path]:
     return locate(settings.models, settings.model_cache) if settings.repository is None else []
 
 
-def _make_executor(settings: Settings, paths: Sequence[Path]) -> ProcessExecutor | DeviceExecutor:
-    """Starts the worker processes: one, or one for each device.
+def _make_executor(settings: Settings, groups: Sequence[Sequence[Path]]) -> ProcessExecutor | DeviceExecutor:
+    """Starts the worker processes: one, or one for each device. Each group of models shares a trunk.
 
     Raises:
         SetupError: a device of the settings is invalid, or a process cannot be started.
@@ -223,7 +247,7 @@ def _make_executor(settings: Settings, paths: Sequence[Path]) -> ProcessExecutor
     make = partial(
         ProcessExecutor,
         settings.engine,
-        paths,
+        groups,
         size,
         spare=settings.spare_engine,
         log_level=settings.log_level,

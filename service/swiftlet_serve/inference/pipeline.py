@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from pydantic import BaseModel
@@ -57,6 +57,24 @@ class Scheduler(Protocol):
         ...
 
 
+class Together:
+    """Lets requests go on in the same iteration of the event loop, once each one is encoded or has failed."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+        self._complete = asyncio.Event()
+
+    def arrive(self) -> None:
+        """Notes that a request is encoded, or has failed."""
+        self._left -= 1
+        if not self._left:
+            self._complete.set()
+
+    async def wait(self) -> None:
+        """Waits for all requests."""
+        await self._complete.wait()
+
+
 @dataclass
 class _VersionState:
     """The state that the pipelines of all tasks of one version share."""
@@ -78,6 +96,7 @@ class Pipeline:
         settings: Settings,
         key: str | None = None,
         version: int | None = None,
+        head: int = 0,
     ) -> None:
         """Creates the pipeline of a model.
 
@@ -88,11 +107,13 @@ class Pipeline:
             settings: limit a request.
             key: the name under which the dispatcher knows the model. None: its own.
             version: its version in the model repository. None: it is from no repository.
+            head: its head, if the dispatcher knows several models under the key, which share a trunk.
         """
         self.model = model
         self._scheduler = scheduler
         self.key = key or model.manifest.name
         self.version = version
+        self.head = head
         self._state = _VersionState()
         self._state.idle.set()
         self._others: dict[str, Pipeline] = {}  # by task
@@ -136,6 +157,7 @@ class Pipeline:
         deadline: Deadline,
         priority: Priority = "interactive",
         record: RequestRecord | None = None,
+        together: Together | None = None,
     ) -> Any:
         """Returns the response to a request of this model's task, as JSON-serialisable values.
 
@@ -144,6 +166,7 @@ class Pipeline:
             deadline: the time at which the call raises at the latest.
             priority: the priority of its sequences.
             record: its record, which is marked as accepted and counted once the request is admitted.
+            together: makes requests that are encoded wait for each other, so that those of one trunk share its work.
 
         Raises:
             DeadlineExceeded: the deadline has passed.
@@ -154,15 +177,22 @@ class Pipeline:
         self._begin()
         try:
             with self._timer.limit(deadline):
-                inputs = await self._encode(request, record)
-                sequences += [sequence for input_ in inputs for sequence in input_.encodings]
-                lengths = [len(sequence.input_ids) for sequence in sequences]
-                check_size(self.model.task, sequences, self._settings.max_queued_tokens)
-                check_duration(lengths, self._scheduler.minimum_s, self._settings.longest_s)
+                try:
+                    inputs = await self._encode(request, record)
+                    sequences += [sequence for input_ in inputs for sequence in input_.encodings]
+                    lengths = [len(sequence.input_ids) for sequence in sequences]
+                    check_size(self.model.task, sequences, self._settings.max_queued_tokens)
+                    check_duration(lengths, self._scheduler.minimum_s, self._settings.longest_s)
+                finally:
+                    if together is not None:
+                        together.arrive()
                 if record is not None and (left_out := sum([sequence.left_out for sequence in sequences])):
                     record.left_out = left_out
                     record.truncated = partial_results.truncated(self.model.task, request, inputs)
-                rows = self._scheduler.submit(sequences, deadline, priority, record)
+                if together is not None:
+                    await together.wait()
+                read = [replace(sequence, head=self.head) for sequence in sequences] if self.head else sequences
+                rows = self._scheduler.submit(read, deadline, priority, record)
                 outcomes = await _gather(rows if len(inputs) == 1 else [_row_or_error(row) for row in rows])
                 return await self._decode(inputs, sequences, outcomes, record)
         except (DeadlineExceeded, Unavailable):

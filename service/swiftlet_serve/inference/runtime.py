@@ -7,6 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError, draining, engine_unavailable
@@ -22,6 +23,14 @@ from swiftlet_serve.telemetry.snapshot import RepositoryState, Snapshot
 from swiftlet_serve.types import Deadline
 
 log = logging.getLogger(__name__)
+
+
+class Place(NamedTuple):
+    """Where the dispatcher finds a version of a model."""
+
+    key: str
+    version: int | None = None  # None: it is from no repository
+    head: int = 0  # among those of the models that share a trunk
 
 
 class Runtime(ABC):
@@ -61,18 +70,23 @@ class Runtime(ABC):
             name = model.manifest.name
             if name in fixed:
                 raise SetupError(f"Two of the models to serve have the name {name!r}. Names must be unique.")
-            fixed[name] = ServedVersions(model.manifest.task, {1: self._make_pipeline(model, name)}, {DEFAULT: 1})
+            pipeline = self._make_pipeline(model, self._place_of(name))
+            fixed[name] = ServedVersions(model.manifest.task, {1: pipeline}, {DEFAULT: 1})
         self.catalog.update(fixed)
 
-    def _make_pipeline(self, model: OpenModel, key: str, version: int | None = None) -> Pipeline:
+    def _make_pipeline(self, model: OpenModel, place: Place) -> Pipeline:
         name = model.manifest.name
-        self.stats.add_model(name, model.manifest.task, version)
-        scheduler = self._make_scheduler(name, key)
-        return Pipeline(model, scheduler, self._threads, self.settings, key, version)
+        self.stats.add_model(name, model.manifest.task, place.version)
+        scheduler = self._make_scheduler(name, place.key)
+        return Pipeline(model, scheduler, self._threads, self.settings, *place)
 
     @abstractmethod
     def _make_scheduler(self, name: str, key: str) -> Scheduler:
         """Returns the scheduler of a model or of a version, which has a separate key."""
+
+    @abstractmethod
+    def _place_of(self, name: str) -> Place:
+        """Returns where the dispatcher finds a model of the settings."""
 
     @property
     @abstractmethod

@@ -47,7 +47,8 @@ constexpr std::int64_t max_tokens = 1 << 20;
 bool batch_valid(const Model& m, const Batch& batch, std::int64_t candidates) {
     if (!offsets_valid(batch.offsets, batch.sequences, batch.tokens, 1, m.program().positions)) return false;
     if (!offsets_valid(batch.focus_offsets, batch.sequences, batch.reads, 0, batch.reads)) return false;
-    if (!within(batch.ids, batch.tokens, m.vocabulary())) return false;
+    if ((m.program().given != 0) != (batch.given != nullptr)) return false;
+    if (m.vocabulary() && !within(batch.ids, batch.tokens, m.vocabulary())) return false;
     if (m.token_types() && !within(batch.token_types, batch.tokens, m.token_types())) return false;
     for (int b = 0; b < batch.sequences; b++) {
         if (batch.attended[b] < 1 || batch.attended[b] > batch.length(b)) return false;
@@ -67,7 +68,7 @@ bool batch_valid(const Model& m, const Batch& batch, std::int64_t candidates) {
 }  // namespace
 
 // The version of these functions and of programs. Python refuses a library of another version.
-EXPORT int swiftlet_interface() { return 8; }
+EXPORT int swiftlet_interface() { return 9; }
 
 EXPORT const char* swiftlet_kernel() { return Isa::name; }
 
@@ -126,10 +127,10 @@ EXPORT std::int64_t swiftlet_workspace_bytes() { return static_cast<std::int64_t
 
 // Computes a batch and writes the outputs of the sequences one after another. `arrays` holds, one after another: offsets,
 // focus_offsets and candidate_offsets (sequences + 1 each), top_k and attended (sequences each), ids and token_types (tokens each), focus
-// (reads) and candidates. `helped_ns` receives the time of other threads. Several threads may call it at the same time.
+// (reads) and candidates. `given` holds the rows (tokens, width) of a program that reads such, and is null for others. `helped_ns` receives the time of other threads. Several threads may call it at the same time.
 // Returns `wrong_sum` if tiles computed one: then the outputs come from a second computation on vectors.
 EXPORT int swiftlet_run(const Model* model, std::int64_t sequences, std::int64_t tokens, std::int64_t reads,
-                        std::int64_t candidates, const std::int64_t* arrays, float* out, std::int64_t* helped_ns) {
+                        std::int64_t candidates, const std::int64_t* arrays, const float* given, float* out, std::int64_t* helped_ns) {
     *helped_ns = 0;
     if (!model->ready()) return missing_parameter;
     if (sequences < 1 || sequences > tokens || tokens > max_tokens || reads < 0 || reads > max_tokens) return bad_batch;
@@ -138,7 +139,7 @@ EXPORT int swiftlet_run(const Model* model, std::int64_t sequences, std::int64_t
     batch.sequences = static_cast<int>(sequences), batch.tokens = static_cast<int>(tokens), batch.reads = static_cast<int>(reads);
     batch.offsets = next(sequences + 1), batch.focus_offsets = next(sequences + 1), batch.candidate_offsets = next(sequences + 1);
     batch.top_k = next(sequences), batch.attended = next(sequences), batch.ids = next(tokens), batch.token_types = next(tokens);
-    batch.focus = next(reads), batch.candidates = next(candidates);
+    batch.focus = next(reads), batch.candidates = next(candidates), batch.given = given;
     if (!batch_valid(*model, batch, candidates)) return bad_batch;
     const auto run = [&] {
         Call call(*model, batch, out);

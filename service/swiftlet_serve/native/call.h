@@ -254,6 +254,10 @@ class Call::Worker {
         for (int token = first_; token < first_ + count_; token++, to += stride) {
             const int sequence = call_.owner_[token];
             const std::int64_t begin = batch_.offsets[sequence], end = batch_.offsets[sequence + 1];
+            if (s.index == Index::given) {
+                std::copy_n(batch_.given + static_cast<std::size_t>(token) * s.width, s.width, to);
+                continue;
+            }
             if (!s.in_vector) {
                 const std::int64_t at = s.index == Index::next_word ? token + 1 : s.index == Index::previous_word ? token - 1 : token;
                 const std::int64_t id = at >= begin && at < end ? batch_.ids[at] : -1;

@@ -29,6 +29,7 @@ struct Batch {
     // For `top_k`. If a sequence's top_k is 0, its candidates are one output for each position in focus, whose
     // log-probabilities it asks for. Without candidates, it asks for all outputs.
     const std::int64_t *top_k, *candidates, *candidate_offsets;
+    const float* given = nullptr;  // (tokens, width): the rows of a program that reads such
     const std::int64_t* attended;  // (sequences,): the tokens of a sequence that its tokens attend to, from the first one on
     int sequences, tokens, reads;
 
@@ -134,6 +135,7 @@ class Model {
         const int width = program_.width(s.out);
         switch (s.kind) {
             case Kind::look_up:
+                if (s.index == Index::given) break;
                 if (!s.in_vector) {
                     if (!vocabulary_) throw Missing();
                     require(s.width == word_width_ && s.index <= Index::previous_word);

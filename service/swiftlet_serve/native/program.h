@@ -35,7 +35,7 @@ constexpr int numbers_per_step = 17;
 constexpr int none = -1;
 
 enum class Kind : int { look_up, multiply, norm, attend, read, gate, rotate, norm_heads };
-enum class Index : int { word, next_word, previous_word, position, token_type };
+enum class Index : int { word, next_word, previous_word, position, token_type, given };
 enum class How : int { focus, mean, max };
 
 // Columns of a value, from `first` on.
@@ -56,7 +56,7 @@ struct Step {
     Activation activation = Activation::none;
     bool exact = false;  // a product in floats: `parameter` and `bias` are vectors
     Index index = Index::word;
-    bool in_vector = false;  // whether a look-up's table is a vector, and not the words
+    bool in_vector = false;  // whether a look-up's table is a vector, and not the words or the rows that the caller gives
     bool adds = false;
     int heads = 1;
     int key_heads = 1;   // of attention: each serves heads / key_heads heads of the query
@@ -89,6 +89,7 @@ struct Segment {
 class Program {
    public:
     int positions = 0;  // the most tokens of a sequence
+    int given = 0;      // the width of the rows that the caller gives; 0: it gives none
     std::vector<int> results;  // the values that hold the outputs, side by side
     std::vector<int> widths;
     std::vector<Step> steps;
@@ -165,7 +166,7 @@ class Program {
     }
 
     // The numbers of a step: its kind, whether it starts a block, its output, and those of its kind.
-    Step read_step(const std::int32_t* n) const {
+    Step read_step(const std::int32_t* n) {
         Step s{};
         s.kind = choice(n[0], Kind::norm_heads);
         s.starts_block = n[1] != 0;
@@ -175,7 +176,8 @@ class Program {
             case Kind::look_up:
                 s.width = n[1], s.x = place(s.out, n[0], s.width);
                 s.in_vector = n[2] != 0, s.parameter = parameter(n[3]);
-                s.index = choice(n[4], Index::token_type), s.adds = n[5] != 0;
+                s.index = choice(n[4], Index::given), s.adds = n[5] != 0;
+                if (s.index == Index::given) require(!s.in_vector && !s.adds && s.width == widths[s.out] && (given == 0 || given == s.width)), given = s.width;
                 break;
             case Kind::multiply:
                 s.x = {input(n[0]), 0}, s.parameter = parameter(n[1]), s.bias = optional(n[2]), s.exact = n[2] != none;

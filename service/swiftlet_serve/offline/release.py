@@ -312,7 +312,7 @@ class _Stage:
 
     def host(self, engine: str) -> Engine:
         """Loads the network alone into an engine, which replays its golden answers. The caller closes it."""
-        hosted, _ = host_model(self.unverified(), engine)
+        hosted, _ = host_model([self.unverified()], engine)
         return hosted.engine
 
     def unverified(self) -> Artifact:
@@ -386,7 +386,7 @@ class _Stage:
             ArtifactError: an answer is not finite.
         """
         stage = replace(self, manifest=replace(self.manifest, tolerance=sys.float_info.max))
-        hosted, deviation = host_model(stage.unverified(), "onnx_cpu")
+        hosted, deviation = host_model([stage.unverified()], "onnx_cpu")
         self.record_latency(hosted.engine)
         return max(SLACK * (deviation or 0.0), FP32_TOLERANCE)
 

@@ -88,16 +88,18 @@ class Dispatcher:
         self._interactive = Utilization(executor.size)
         self._interactive_batches = 0  # since the last bulk batch, while bulk work is queued
         self._suspect_runs = False
+        # Sequences for heads on a trunk that were submitted since the last dispatch.
+        self._arrived: dict[tuple[object, ...], QueuedSequence] = {}
         self._scheduled = False  # whether the event loop will call `_dispatch`
 
-    def add_model(self, name: str, stats_name: str | None = None) -> ModelQueue:
-        """Adds the queues of a model.
+    def add_model(self, name: str, stats_names: Sequence[str] = ()) -> ModelQueue:
+        """Adds the queues of a model, or of several that share a trunk.
 
         Args:
             name: its name in the executor.
-            stats_name: its name in the statistics. None: the same.
+            stats_names: the name in the statistics of each head's model. Empty: the same name.
         """
-        self.models[name] = model = ModelQueue(name, self.executor, self._times, stats_name)
+        self.models[name] = model = ModelQueue(name, self.executor, self._times, stats_names)
         self._queues += _queues_of(model)
         return model
 
@@ -133,12 +135,27 @@ class Dispatcher:
             queue = (model_queue.long if model_queue.is_long(length) else model_queue.short)[priority]
             item = QueuedSequence(encoding, length, deadline, priority, client, arrival, now, row, queue, record)
             row.add_done_callback(item.leave)  # its caller may cancel it
-            queue.add(item)
             rows.append(row)
+            if model_queue.latency.cost.shares_trunk and self._join(item):
+                continue
+            queue.add(item)
             arrival += model_queue.sequence_s(length)
         if rows:
             self._schedule()
         return rows
+
+    def _join(self, item: QueuedSequence) -> bool:
+        """Has a sequence wait with another one of the same tokens, deadline and client, if one has just arrived."""
+        encoding = item.encoding
+        tokens = encoding.input_ids.tobytes(), encoding.token_type_ids.tobytes(), encoding.attends_to
+        key = id(item.queue), item.deadline, item.client, *tokens
+        other = self._arrived.setdefault(key, item)
+        if other is item or other.row.done():
+            self._arrived[key] = item
+            return False
+        other.joined.append(item)
+        item.costs = False
+        return True
 
     def load(self) -> Load:
         """Returns a view of the current load, for admission control."""
@@ -189,6 +206,7 @@ class Dispatcher:
     def _dispatch(self) -> None:
         """Starts a batch on every idle core, as far as the queues have work."""
         self._scheduled = False
+        self._arrived.clear()
         while len(self._calls) < self.executor.size:
             batch: list[QueuedSequence] = []
             try:
@@ -199,7 +217,7 @@ class Dispatcher:
                 self._start(model, batch)
             except Exception as error:  # a bug; the oldest sequences fail, so that the others make progress
                 log_exception(log, "A batch could not be started", error)
-                for item in batch or [self._remove_oldest()]:
+                for item in batch or self._remove_oldest().together:
                     if not item.row.done():
                         item.row.set_exception(Internal("internal", "The model failed."))
 
@@ -246,8 +264,9 @@ class Dispatcher:
                 startable.append(item)
                 continue
             queue.discard(item)
-            if not item.row.done():
-                item.row.set_exception(deadline_exceeded())
+            for late in item.together:
+                if not late.row.done():
+                    late.row.set_exception(deadline_exceeded())
         batch = [] if self._suspect_runs else [item for item in startable if item.suspect][:1]
         if not batch and (others := [item for item in startable if not item.suspect]):
             remaining_s = [item.deadline - load.now if by_deadline else math.inf for item in others]
@@ -261,12 +280,12 @@ class Dispatcher:
             used_s[item.client] = used_s.get(item.client, 0.0) + model.sequence_s(item.length)
         for client, seconds in used_s.items():
             queue.times.charge(client, seconds, load.now)
-        return batch
+        return [item for first in batch for item in first.together]
 
     def _start(self, model: ModelQueue, batch: list[QueuedSequence]) -> None:
         """Starts a call."""
         now = self.clock()
-        expected_s = model.latency.batch_s([item.length for item in batch])
+        expected_s = model.latency.batch_s([item.length for item in batch if item.costs])
         timeout_s = call_limit_s(self.call_timeout_s, expected_s, calibrated=model.latency.calibrated)
         call = asyncio.ensure_future(self.executor.run(model.name, [item.encoding for item in batch], timeout_s))
         if not batch[0].queue.is_long:
@@ -317,6 +336,7 @@ class Dispatcher:
         """Queues the sequences of a lost call again, at their former place, unless their caller has gone."""
         for item in batch:
             item.suspect |= suspect
+            item.costs, item.joined = True, []
             if not item.row.done():
                 item.queue.add(item)
 
@@ -341,10 +361,13 @@ class Dispatcher:
 
         `seconds` include the time of cores that helped: a prediction never relies on idle cores.
         """
-        lengths = [item.length for item in call.batch]
-        call.model.latency.learn(lengths, seconds)
-        padding = len(lengths) * max(lengths) - sum(lengths) if call.model.latency.cost.padded else 0
-        self._stats.add_batch(call.model.stats_name, len(lengths), sum(lengths), padding)
+        model, computed = call.model, [item for item in call.batch if item.costs]
+        model.latency.learn([item.length for item in computed], seconds)
+        longest = max(item.length for item in computed)
+        for head, name in enumerate(model.stats_names):
+            if lengths := [item.length for item in computed if item.encoding.head == head]:
+                padding = len(lengths) * longest - sum(lengths) if model.latency.cost.padded else 0
+                self._stats.add_batch(name, len(lengths), sum(lengths), padding)
 
     def _update_busy_time(self) -> None:
         """Adds the time that calls ran since the last update. Must precede every change of the number of calls."""

@@ -6,7 +6,7 @@ import asyncio
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heapify, heappop, heapreplace
 from itertools import chain
@@ -46,10 +46,21 @@ class QueuedSequence:
     record: RequestRecord | None  # of its request
     started: float = math.nan
     suspect: bool = False  # whether this sequence may have caused the loss of a worker process
+    joined: list[QueuedSequence] = field(default_factory=list)
+    """Sequences of the same tokens and deadline for other heads of the trunk, which start with this one."""
+    costs: bool = True  # whether it is not one of those that joined another
+
+    @property
+    def together(self) -> list[QueuedSequence]:
+        """The sequence and those that joined it, unless their callers have gone."""
+        return [self, *(item for item in self.joined if not item.row.done())]
 
     def leave(self, _: object = None) -> None:
-        """Removes the sequence from its queue, if it is there."""
-        self.queue.discard(self)
+        """Removes the sequence from its queue, if it is there. The first one that joined it takes its place."""
+        if self.queue.discard(self) and (left := self.together[1:]):
+            first, *rest = left
+            first.costs, first.joined = True, rest
+            self.queue.add(first)
 
 
 class Lane:
@@ -159,33 +170,35 @@ class SequenceQueue:
         self.squares += item.length**2
         self._size += 1
 
-    def discard(self, item: QueuedSequence) -> None:
-        """Removes a sequence if it is in the queue."""
+    def discard(self, item: QueuedSequence) -> bool:
+        """Removes a sequence. Returns False if it is not in the queue."""
         lane = self.lanes.get(item.client)
-        if lane is not None and lane.discard(item):
-            self.tokens -= item.length
-            self.squares -= item.length**2
-            self._size -= 1
-            if not lane.items:
-                del self.lanes[item.client]
+        if lane is None or not lane.discard(item):
+            return False
+        self.tokens -= item.length
+        self.squares -= item.length**2
+        self._size -= 1
+        if not lane.items:
+            del self.lanes[item.client]
+        return True
 
 
 class ModelQueue:
-    """One model's queues, its number of running calls and its latency model."""
+    """The queues of a model, or of several that share a trunk, its number of running calls and its latency model."""
 
     def __init__(
-        self, name: str, executor: Executor, times: Mapping[Priority, ClientTimes], stats_name: str | None = None
+        self, name: str, executor: Executor, times: Mapping[Priority, ClientTimes], stats_names: Sequence[str] = ()
     ) -> None:
-        """Creates the queues of a model, which are empty.
+        """Creates the queues of a model, or of several that share a trunk. They are empty.
 
         Args:
             name: the name of the model in the executor.
             executor: knows the cost of its calls.
             times: the virtual times of the clients in each priority, which all models share.
-            stats_name: its name in the statistics. None: the same.
+            stats_names: the name in the statistics of each head's model. Empty: the same name.
         """
         self.name = name
-        self.stats_name = stats_name or name
+        self.stats_names = stats_names or [name]
         self.short = {key: SequenceQueue(times[key]) for key in times}
         self.long = {key: SequenceQueue(times[key], is_long=True) for key in times}
         self.running_calls = 0

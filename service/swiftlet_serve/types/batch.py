@@ -6,7 +6,7 @@ Shapes are written with these letters: B sequences with T tokens, N focus positi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -45,6 +45,8 @@ class Batch:
     candidates: NDArray[np.int64]  # (M,): columns that take part in top-k, or the targets of `Scored` sequences
     candidate_offsets: NDArray[np.int64]  # (B + 1,): as focus_offsets, for candidates
     attended: NDArray[np.int64]  # (B,): the tokens of a sequence that its tokens attend to, from the first one on
+    heads: NDArray[np.int64]  # (B,): the head that reads a sequence, among those of the trunk
+    given: NDArray[np.float32] | None = None  # (T, H): the hidden states, if the network is a head alone
 
     @classmethod
     def of(cls, encodings: Sequence[Encoding]) -> Batch:
@@ -61,21 +63,26 @@ class Batch:
             candidates=np.concatenate(candidates),
             candidate_offsets=_offsets(candidates),
             attended=np.array([e.attends_to for e in encodings]),
+            heads=np.array([e.head for e in encodings]),
         )
 
     @classmethod
     def without_top_k(cls, **arrays: NDArray[np.int64]) -> Batch:
         """Returns a batch without `Ranked` sequences, from its first five fields."""
         zeros = np.zeros(len(arrays["offsets"]), np.int64)
-        lengths = np.diff(arrays["offsets"])
-        return cls(**arrays, top_k=zeros[1:], candidates=NOTHING, candidate_offsets=zeros, attended=lengths)
+        arrays |= {"top_k": zeros[1:], "candidates": NOTHING, "candidate_offsets": zeros}
+        return cls(**arrays, attended=np.diff(arrays["offsets"]), heads=zeros[1:], given=None)
+
+    def for_head(self, head: int) -> Batch:
+        """Returns the batch with one head that reads all sequences."""
+        return replace(self, heads=np.full(len(self), head))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     @property
     def arrays(self) -> tuple[NDArray[np.int64], ...]:
-        """All fields, in the order of the C++ interface: offsets come first."""
+        """The numbers of the sequences, in the order of the C++ interface: offsets come first."""
         counts = self.offsets, self.focus_offsets, self.candidate_offsets, self.top_k, self.attended
         return *counts, self.input_ids, self.token_type_ids, self.focus, self.candidates
 
@@ -84,18 +91,20 @@ class Batch:
         tokens, focus = self.offsets[1:-1], self.focus_offsets[1:-1]
         parts = np.split(self.input_ids, tokens), np.split(self.token_type_ids, tokens), np.split(self.focus, focus)
         chosen = np.split(self.candidates, self.candidate_offsets[1:-1])
-        about = zip(self.top_k.tolist(), chosen, self.attended.tolist(), strict=True)
+        about = zip(self.top_k.tolist(), chosen, self.attended.tolist(), self.heads.tolist(), strict=True)
         return [
-            _reduced(Encoding(*part, attended=None if attended == len(part[0]) else attended), top_k, candidates)
-            for part, (top_k, candidates, attended) in zip(zip(*parts, strict=True), about, strict=True)
+            _reduced(
+                Encoding(*part, attended=None if attended == len(part[0]) else attended, head=head), top_k, candidates
+            )
+            for part, (top_k, candidates, attended, head) in zip(zip(*parts, strict=True), about, strict=True)
         ]
 
-    def row_shapes(self, outputs: int) -> list[tuple[int, int]]:
-        """Returns the shape of each sequence's row, for a head with this number of outputs."""
+    def row_shapes(self, outputs: Sequence[int]) -> list[tuple[int, int]]:
+        """Returns the shape of each sequence's row, for heads with these numbers of outputs."""
         focus, candidates = self.focus_offsets.tolist(), self.candidate_offsets.tolist()
         return [
-            (focus[b + 1] - focus[b], width(top_k, candidates[b + 1] - candidates[b], outputs))
-            for b, top_k in enumerate(self.top_k.tolist())
+            (focus[b + 1] - focus[b], width(top_k, candidates[b + 1] - candidates[b], outputs[head]))
+            for b, (top_k, head) in enumerate(zip(self.top_k.tolist(), self.heads.tolist(), strict=True))
         ]
 
     def padded(self) -> PaddedBatch:

@@ -1,7 +1,7 @@
 """Sequences and rows as bytes, for messages between processes: little-endian arrays of numbers, without pickle.
 
-Sequences are L, F, M, top_k and `attended` (uint32) of each sequence, then the input ids, token types, focus positions
-and candidates (int64) of all sequences, one kind after the other. `Batch` has the same names.
+Sequences are L, F, M, top_k, `attended` and `head` (uint32) of each sequence, then the input ids, token types, focus
+positions and candidates (int64) of all sequences, one kind after the other. `Batch` has the same names.
 
 Rows are the shape (2 int32) of each row, then the values (float32) of all rows, one row after the other. A shape is
 (F, O). A sequence without a row has the shape (-1, index into `CODES`).
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ ERROR_DETAILS: Final = {
 """Reasons why a sequence has no row: codes of `Internal`, each with its detail."""
 CODES: Final = tuple(ERROR_DETAILS)
 
-_SEQUENCE: Final = struct.Struct("<5I")
+_SEQUENCE: Final = struct.Struct("<6I")
 _SHAPE: Final = struct.Struct("<2i")
 _COUNT: Final = np.dtype("<u4")
 _INT: Final = np.dtype("<i8")
@@ -45,9 +45,8 @@ def pack_sequences(sequences: Sequence[Encoding]) -> bytes:
             top_k, chosen = sequence.top_k, sequence.candidates
         elif isinstance(sequence, Scored):
             chosen = sequence.targets
-        shapes.append(
-            _SEQUENCE.pack(len(sequence.input_ids), len(sequence.focus), len(chosen), top_k, sequence.attends_to)
-        )
+        counts = len(sequence.input_ids), len(sequence.focus), len(chosen)
+        shapes.append(_SEQUENCE.pack(*counts, top_k, sequence.attends_to, sequence.head))
         ids.append(sequence.input_ids.astype(_INT, copy=False).tobytes())
         types.append(sequence.token_type_ids.astype(_INT, copy=False).tobytes())
         focus.append(sequence.focus.astype(_INT, copy=False).tobytes())
@@ -58,7 +57,7 @@ def pack_sequences(sequences: Sequence[Encoding]) -> bytes:
 
 def unpack_batch(body: bytearray, size: int, at: int) -> Batch:
     """Decodes `size` sequences as a batch, from the position `at` to the end. Its arrays are views of the body."""
-    counts: NDArray[np.uint32] = np.frombuffer(body, _COUNT, 5 * size, at).reshape(size, 5).T
+    counts: NDArray[np.uint32] = np.frombuffer(body, _COUNT, 6 * size, at).reshape(size, 6).T
     offsets = np.zeros((3, size + 1), np.int64)
     counts[:3].cumsum(1, out=offsets[:, 1:])
     numbers: NDArray[np.int64] = np.frombuffer(body, _INT, offset=at + size * _SEQUENCE.size)
@@ -74,6 +73,7 @@ def unpack_batch(body: bytearray, size: int, at: int) -> Batch:
         rest[positions:],
         offsets[2],
         counts[4].astype(np.int64),
+        counts[5].astype(np.int64),
     )
 
 
@@ -90,7 +90,7 @@ def unpack_sequences(body: memoryview, size: int, at: int) -> list[Encoding]:
     token, position = 0, 2 * tokens
     column = position + sum([shape[1] for shape in shapes])
     sequences: list[Encoding] = []
-    for length, focused, chosen, top_k, attended in shapes:
+    for length, focused, chosen, top_k, attended, head in shapes:
         if not length:
             raise ValueError("A sequence is empty.")
         if not 0 < attended <= length:
@@ -99,12 +99,13 @@ def unpack_sequences(body: memoryview, size: int, at: int) -> list[Encoding]:
         focus, candidates = numbers[position : position + focused], numbers[column : column + chosen]
         token, position, column = token + length, position + focused, column + chosen
         parts, keys = (ids, types, focus), None if attended == length else attended
+        about: dict[str, Any] = {"attended": keys, "head": head}
         if top_k:
-            sequences.append(Ranked(*parts, top_k, candidates, attended=keys))
+            sequences.append(Ranked(*parts, top_k, candidates, **about))
         elif chosen:
-            sequences.append(Scored(*parts, candidates, attended=keys))
+            sequences.append(Scored(*parts, candidates, **about))
         else:
-            sequences.append(Encoding(*parts, attended=keys))
+            sequences.append(Encoding(*parts, **about))
     if len(shapes) != size or column != len(numbers):
         raise ValueError("The length of the sequences is wrong.")
     return sequences

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from swiftlet_serve.types.batch import Batch, Row
 
@@ -24,6 +24,7 @@ class Cost:
     padded_attention: bool = False  # whether attention alone costs rows times the longest length
     max_calls: int | None = None  # useful number of concurrent calls; None: one for each core
     shares_cores: bool = False  # whether a call uses idle cores, and gives them back when another call starts
+    shares_trunk: bool = False  # whether heads that read the same tokens in one batch cost as much as one
 
 
 class TimedCall(NamedTuple):
@@ -59,8 +60,10 @@ class Engine(Protocol):
     @property
     def cost(self) -> Cost: ...
 
-    runs_network: ClassVar[bool]
-    """Whether the engine computes the artifact's network. Golden answers are replayed only on such an engine."""
+    @property
+    def runs_network(self) -> bool:
+        """Whether the engine computes the artifact's network. Golden answers are replayed only on such an engine."""
+        ...
 
     @property
     def extra_tolerance(self) -> float:

@@ -1,4 +1,4 @@
-"""One model loaded into an engine: runs batches and checks the rows that the engine returns.
+"""A model in an engine, or several that share a trunk: runs batches and checks the rows that the engine returns.
 
 If a batch fails, it is split in halves until each failing sequence runs alone. All other sequences get their rows.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from swiftlet_models.artifact import Artifact
+from swiftlet_models.folding import FoldingError
 from swiftlet_serve import engines, plugins
+from swiftlet_serve.engines._shared_trunk import Apart, OneHead
 from swiftlet_serve.errors import Internal, log_exception
 from swiftlet_serve.types import Batch, BatchResult, Engine, Outcome, Row, TimedCall
 from swiftlet_serve.types.codec import ERROR_DETAILS
@@ -27,18 +29,18 @@ MAX_KERNEL_FAULTS: Final = 1 << 53  # the largest number that a metric holds exa
 
 
 class EngineModel(NamedTuple):
-    """A model loaded into an engine."""
+    """A model loaded into an engine, or the heads of several models that share a trunk."""
 
     engine: Engine
-    width: int  # outputs of the model's head
+    widths: Sequence[int]  # outputs of each head
     timed_calls: Sequence[TimedCall] = ()  # calls that were timed after loading
 
 
-def host_model(artifact: Artifact, engine_name: str, cores: int = 1) -> tuple[EngineModel, float | None]:
+def host_model(artifacts: Sequence[Artifact], engine_name: str, cores: int = 1) -> tuple[EngineModel, float | None]:
     """Loads an artifact into an engine and replays its golden answers.
 
     Args:
-        artifact: the artifact.
+        artifacts: the artifact, or several that share a trunk (`swiftlet_models/trunks.py`), in the order of the heads.
         engine_name: the name of the engine.
         cores: that all calls of the process may use together, if the engine's calls can share them.
 
@@ -52,10 +54,30 @@ def host_model(artifact: Artifact, engine_name: str, cores: int = 1) -> tuple[En
     # One thread per call and one call per core: two concurrent calls outperform one call with two threads. An engine
     # that shares cores uses those that are idle.
     module = plugins.load(engines, engine_name)
-    engine: Engine = module.create(artifact, threads=cores if getattr(module, "SHARES_CORES", False) else 1)
-    deviation = replay(artifact, engine) if engine.runs_network else None
-    timed = time_calls(artifact, engine) if engine.runs_network else []
-    return EngineModel(engine, artifact.manifest.width, timed), deviation
+    threads = cores if getattr(module, "SHARES_CORES", False) else 1
+    widths = [artifact.manifest.width for artifact in artifacts]
+    if len(artifacts) == 1:
+        engine: Engine = module.create(artifacts[0], threads=threads)
+        heads = [engine]
+    else:
+        engine = _engine_of_heads(module, artifacts, threads)
+        heads = [OneHead(engine, head) for head in range(len(artifacts))]
+    if not engine.runs_network:
+        return EngineModel(engine, widths), None
+    deviation = max(replay(artifact, head) for artifact, head in zip(artifacts, heads, strict=True))
+    return EngineModel(engine, widths, time_calls(artifacts[0], heads[0])), deviation
+
+
+def _engine_of_heads(module: Any, artifacts: Sequence[Artifact], threads: int) -> Engine:
+    """Returns an engine with a head for each artifact, on one trunk if the engine supports that."""
+    if hasattr(module, "create_heads"):
+        try:
+            engine: Engine = module.create_heads(artifacts, threads)
+        except FoldingError:
+            pass
+        else:
+            return engine
+    return Apart([module.create(artifact, threads=threads) for artifact in artifacts])
 
 
 def runtime_title(engine: Engine) -> str:
@@ -97,21 +119,21 @@ def run_batch(model: EngineModel, batch: Batch) -> list[Outcome]:
             outcome for part in (encodings[:half], encodings[half:]) for outcome in run_batch(model, Batch.of(part))
         ]
     try:
-        return _check_rows(rows, batch, model.width)
+        return _check_rows(rows, batch, model.widths)
     except Exception as error:  # an engine may return anything
         log_exception(log, "engine returned a value that is not a list of rows", error)
         return [_error("invalid_engine_output") for _ in range(len(batch))]
 
 
-def _check_rows(rows: Sequence[Row], batch: Batch, width: int) -> list[Outcome]:
+def _check_rows(rows: Sequence[Row], batch: Batch, widths: Sequence[int]) -> list[Outcome]:
     """Replaces invalid rows by errors. If the count or a shape is wrong, no row can be assigned and all are invalid."""
-    shapes, expected = [np.shape(row) for row in rows], batch.row_shapes(width)
+    shapes, expected = [np.shape(row) for row in rows], batch.row_shapes(widths)
     if shapes != expected:
         log.error("engine returned rows of shapes %s, expected %s", shapes, expected)
         return [_error("invalid_engine_output") for _ in expected]
     valid = [
-        np.isfinite(row).all() and (not top_k or is_of(row, width))
-        for row, top_k in zip(rows, batch.top_k.tolist(), strict=True)
+        np.isfinite(row).all() and (not top_k or is_of(row, widths[head]))
+        for row, top_k, head in zip(rows, batch.top_k.tolist(), batch.heads.tolist(), strict=True)
     ]
     return [row if good else _error("invalid_engine_output") for row, good in zip(rows, valid, strict=True)]
 

@@ -31,7 +31,7 @@ class ProcessExecutor:
     def __init__(
         self,
         engine: str,
-        models: Sequence[Path],
+        models: Sequence[Sequence[Path]],
         size: int,
         *,
         spare: bool,
@@ -44,7 +44,7 @@ class ProcessExecutor:
 
         Args:
             engine: name of the engine. Only the worker process imports it.
-            models: directories of artifacts.
+            models: directories of artifacts, in groups that share a trunk.
             size: maximum number of concurrent batches.
             spare: whether a second process is kept ready.
             log_level, log_format: of the worker process, which logs to the same stderr.

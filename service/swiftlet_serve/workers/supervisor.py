@@ -39,7 +39,7 @@ class Supervisor:
     def __init__(
         self,
         engine: str,
-        models: Sequence[Path],
+        models: Sequence[Sequence[Path]],
         size: int,
         log_level: str,
         log_format: str,
@@ -131,14 +131,14 @@ class Supervisor:
             await self._wait_until_complete()
             try:
                 if self.spare is not None:
-                    await self.spare.load_model(index, path)
-                self.models[index] = path  # processes that start from now on have it
+                    await self.spare.load_model(index, [path])
+                self.models[index] = [path]  # processes that start from now on have it
                 with self._exchanged():
                     serving = await self.wait_until_serving()
                     while without := [
                         process for process in (serving, self.spare) if process and index not in process.reports
                     ]:
-                        await without[0].load_model(index, path)
+                        await without[0].load_model(index, [path])
                         serving = await self.wait_until_serving()
             except BaseException:
                 self._forget(index)

@@ -57,7 +57,7 @@ class ThreadExecutor:
 
     async def add_model(self, model: str, path: Path) -> None:
         artifact = open_artifact(path)
-        self._models[model], _ = await asyncio.to_thread(host_model, artifact, self._engine)
+        self._models[model], _ = await asyncio.to_thread(host_model, [artifact], self._engine)
 
     async def remove_model(self, model: str) -> None:
         self._models.pop(model).engine.close()

@@ -2,7 +2,7 @@
 
 The parent can have models loaded and unloaded while calls run. Each message on the control socket is a line of JSON:
 
-    parent ─▶ worker    {"load": index, "path": directory} or {"unload": index}
+    parent ─▶ worker    {"load": index, "paths": directories} or {"unload": index}
     worker ─▶ parent    the reports of all models, or {"index", "kind", "message"} if a model could not be loaded
 
 An index never means another model later. The parent unloads a model after its last call.
@@ -43,7 +43,7 @@ class WorkerConfig:
     control_fd: int  # a `Reporter` sends here; end of file means that the parent is gone
     connection_fds: Sequence[int]  # calls arrive and results leave here, one at a time on each
     engine: str
-    models: Mapping[str, str]  # directories of artifacts, by index (JSON has no other keys than texts)
+    models: Mapping[str, Sequence[str]]  # directories of artifacts that share a trunk, by index (in JSON, a text)
     log_level: str
     log_format: str
 
@@ -53,7 +53,7 @@ class ModelReport:
     """Description of one loaded model, sent to the parent as JSON."""
 
     index: int  # that calls name the model by
-    name: str
+    name: str  # of the first model, if several share a trunk
     cost: Cost
     timed_calls: Sequence[TimedCall]
     probe: Sequence[Sequence[int]]  # an encoding that the engine must be able to run: ids, token types, focus
@@ -90,17 +90,19 @@ class Models:
         self._kernel_faults = 0
         self._lock = threading.Lock()
 
-    def load(self, index: int, path: Path) -> None:
-        """Loads a model and replays its golden answers.
+    def load(self, index: int, paths: Sequence[Path]) -> None:
+        """Loads a model, or several that share a trunk, and replays the golden answers.
 
         Raises:
             ArtifactError, SetupError: as `host_model`.
         """
-        artifact = open_artifact(path)
+        artifacts = [open_artifact(path) for path in paths]
+        artifact = artifacts[0]
         try:
-            hosted, _ = host_model(artifact, self._engine, self._cores)
+            hosted, _ = host_model(artifacts, self._engine, self._cores)
         except MemoryError:
-            needed = memory.needed_to_load(sum(file.size for file in artifact.manifest.files.values()))
+            sizes = (file.size for artifact in artifacts for file in artifact.manifest.files.values())
+            needed = memory.needed_to_load(sum(sizes))
             raise SetupError(
                 f"{artifact.path.name}: there is not enough memory to load it. Loading takes up to "
                 f"{needed // memory.MEBIBYTE} MiB."
@@ -150,8 +152,8 @@ def main() -> None:
     control = socket.socket(fileno=config.control_fd)
     models = Models(control, config.engine, min(len(config.connection_fds), physical_cores()))
     try:
-        for index, path in config.models.items():
-            models.load(int(index), Path(path))
+        for index, paths in config.models.items():
+            models.load(int(index), [Path(path) for path in paths])
     except (ArtifactError, SetupError) as error:
         _send_json(control, {"kind": type(error).__name__, "message": str(error)})
         logs.flush_and_stop()
@@ -173,7 +175,7 @@ def _run_command(command: Mapping[str, Any], models: Models, control: socket.soc
         models.unload(command["unload"])
     else:
         try:
-            models.load(command["load"], Path(command["path"]))
+            models.load(command["load"], [Path(path) for path in command["paths"]])
         except (ArtifactError, SetupError) as error:
             _send_json(control, {"index": command["load"], "kind": type(error).__name__, "message": str(error)})
             return

@@ -44,7 +44,7 @@ class WorkerProcess(ChildProcess):
     def __init__(
         self,
         engine: str,
-        models: Mapping[int, Path],
+        models: Mapping[int, Sequence[Path]],
         size: int,
         log_level: str,
         log_format: str,
@@ -55,7 +55,9 @@ class WorkerProcess(ChildProcess):
         *,
         earlier_kernel_faults: int = 0,
     ) -> None:
-        """Spawns the process with models by index. Calls `on_lost` once, when the process is killed or found dead.
+        """Spawns the process with models by index, each a group that shares a trunk.
+
+        Calls `on_lost` once, when the process is killed or found dead.
 
         Calls `on_kernel_faults` when the connected process reports wrong sums. Its engines avoid tiles if there are
         `earlier_kernel_faults` of other processes. `environment` extends the environment variables of this process.
@@ -66,7 +68,7 @@ class WorkerProcess(ChildProcess):
         self.reports: dict[int, ModelReport] = {}  # the latest, by the index of the model
         self._loading: tuple[int, asyncio.Future[None]] | None = None  # a model that the connected process loads
         self._unloading: set[int] = set()
-        self._bytes = sum(_file_bytes(path) for path in models.values())
+        self._bytes = sum(_file_bytes(path) for paths in models.values() for path in paths)
         self.avoids_tiles = earlier_kernel_faults > 0
         self._kernel_faults_taken = 0
         self._on_kernel_faults = on_kernel_faults
@@ -85,8 +87,8 @@ class WorkerProcess(ChildProcess):
         self._sockets = [near for near, _ in pairs]
         inherited = [control, *(far for _, far in pairs)]
         control_fd, *connection_fds = descriptors = [end.fileno() for end in inherited]
-        paths = {str(index): str(path) for index, path in models.items()}
-        config = WorkerConfig(control_fd, connection_fds, engine, paths, log_level, log_format)
+        directories = {str(index): [*map(str, paths)] for index, paths in models.items()}
+        config = WorkerConfig(control_fd, connection_fds, engine, directories, log_level, log_format)
         if self.avoids_tiles:
             environment = {**environment, EARLIER_WRONG_SUMS: str(earlier_kernel_faults)}
         try:
@@ -141,8 +143,8 @@ class WorkerProcess(ChildProcess):
         self._loop = loop
         loop.add_reader(self._control, self._receive_reports)
 
-    async def load_model(self, index: int, path: Path) -> None:
-        """Has the connected process load another model, while calls run. One at a time.
+    async def load_model(self, index: int, paths: Sequence[Path]) -> None:
+        """Has the connected process load another model, or a group, while calls run. One at a time.
 
         Raises:
             ArtifactError, SetupError: the process cannot load the model, or was lost meanwhile.
@@ -152,7 +154,7 @@ class WorkerProcess(ChildProcess):
         loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loading = index, loaded
         try:
-            self._send_command({"load": index, "path": str(path)})
+            self._send_command({"load": index, "paths": [*map(str, paths)]})
             async with asyncio.timeout(LOAD_TIMEOUT_S):
                 await loaded
         except TimeoutError:

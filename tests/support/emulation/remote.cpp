@@ -74,7 +74,7 @@ int stress(const Model* model, std::int64_t sequences, std::int64_t tokens, std:
     std::vector<float> expected(outputs);
     std::int64_t helped = 0;
     swiftlet_set_cores(1);
-    if (swiftlet_run(model, sequences, tokens, reads, 0, arrays, expected.data(), &helped)) return -1;
+    if (swiftlet_run(model, sequences, tokens, reads, 0, arrays, nullptr, expected.data(), &helped)) return -1;
     std::atomic<int> wrong{0};
     std::atomic<std::int64_t> total{0};
     std::vector<std::thread> threads;
@@ -85,7 +85,7 @@ int stress(const Model* model, std::int64_t sequences, std::int64_t tokens, std:
                 std::int64_t helped_ns = 0;
                 draw = draw * 1103515245u + 12345u;
                 swiftlet_set_cores(1 + (draw >> 16) % 8);
-                const int status = swiftlet_run(model, sequences, tokens, reads, 0, arrays, out.data(), &helped_ns);
+                const int status = swiftlet_run(model, sequences, tokens, reads, 0, arrays, nullptr, out.data(), &helped_ns);
                 if (status || std::memcmp(out.data(), expected.data(), outputs * sizeof(float))) wrong++;
                 total += helped_ns;
             }

@@ -102,9 +102,9 @@ class ModelEndpoint:
             response = render(answer, record)
         else:
             response = await pipeline.run_in_thread(render, answer, record)
-        _check_response_size(len(response.body), MARGIN * max_bytes)
+        check_response_size(len(response.body), MARGIN * max_bytes)
         request.check_deadline(time.monotonic())  # a blocked event loop delays the pipeline's timeout
-        response.raw_headers += _compute_headers(record, pipeline.model.engine_name)
+        response.raw_headers += compute_headers(record, pipeline.model.engine_name)
         return response
 
     def _reserve(self, request: Request, now: float) -> None:
@@ -127,7 +127,7 @@ class ModelEndpoint:
         max_bytes = max(self._runtime.settings.max_response_bytes, MAX_RESPONSE_RATIO * body_bytes, expected)
         least = getattr(task, "least_response_bytes", None)
         if least is not None:
-            _check_response_size(least(request), max_bytes)
+            check_response_size(least(request), max_bytes)
         return max_bytes
 
     async def _wait_for_model(self, missing: ModelLoading, request: Request) -> None:
@@ -188,7 +188,7 @@ def dump(answer: object) -> bytes:
     return b"[%b]" % b",".join([to_json(item) for item in answer])
 
 
-def _compute_headers(record: RequestRecord, engine: str) -> list[tuple[bytes, bytes]]:
+def compute_headers(record: RequestRecord, engine: str) -> list[tuple[bytes, bytes]]:
     """Returns the headers that tell the cost of a response.
 
     X-Compute-Time is in seconds, as in Hugging Face's Inference API. The times of TEI's headers are in milliseconds.
@@ -219,7 +219,7 @@ def _server_timing(ms: Mapping[Stage, float], batch_size: int) -> str:
     )
 
 
-def _check_response_size(size: int, max_bytes: int) -> None:
+def check_response_size(size: int, max_bytes: int) -> None:
     """Limits the size of a response: a small request cannot cause a large one.
 
     Raises:

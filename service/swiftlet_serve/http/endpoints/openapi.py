@@ -11,6 +11,7 @@ from starlette.responses import PlainTextResponse
 
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SwiftletError
+from swiftlet_serve.http.endpoints.batch_endpoint import BatchRequest, BatchResponse
 from swiftlet_serve.http.endpoints.models import ModelInfo
 from swiftlet_serve.http.endpoints.status import Status
 from swiftlet_serve.http.problem_details import MEDIA_TYPE, Problem
@@ -76,7 +77,7 @@ def task(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "operation_id": name.replace("-", "_"),
-        "summary": _summary(served),
+        "summary": _summary(served.Request),
         "openapi_extra": {
             "parameters": PARAMETERS,
             "requestBody": {"required": True, "content": {"application/json": body}},
@@ -85,6 +86,17 @@ def task(name: str) -> dict[str, Any]:
             200: {"description": "The response.", "content": {"application/json": {"schema": _response(served)}}},
             **_failures(),
         },
+    }
+
+
+def _batch() -> dict[str, Any]:
+    body, answer = ({"application/json": {"schema": {"$ref": SCHEMAS + model.__name__}}} for model in BATCH_MODELS)
+    return {
+        "name": "batch",
+        "operation_id": "batch",
+        "summary": _summary(BatchRequest),
+        "openapi_extra": {"parameters": PARAMETERS, "requestBody": {"required": True, "content": body}},
+        "responses": {200: {"description": "The response.", "content": answer}, **_failures()},
     }
 
 
@@ -112,8 +124,8 @@ def _failures() -> dict[int, Any]:
     }
 
 
-def _summary(served: Any) -> str:
-    return str(served.Request.__doc__).strip().splitlines()[0]
+def _summary(model: type[BaseModel]) -> str:
+    return str(model.__doc__).strip().splitlines()[0]
 
 
 def _response(served: Any) -> dict[str, Any]:
@@ -129,6 +141,8 @@ def _response(served: Any) -> dict[str, Any]:
 
 
 MODELS: Final = _get("models", "Served models", {"type": "array", "items": {"$ref": SCHEMAS + ModelInfo.__name__}})
+BATCH_MODELS: Final = (BatchRequest, BatchResponse)
+BATCH: Final = _batch()
 LIVE: Final = _get("live", "Liveness check", {"$ref": SCHEMAS + Live.__name__})
 METRICS: Final[dict[str, Any]] = {
     "name": "metrics",
@@ -150,7 +164,16 @@ def install(app: FastAPI, runtime: Runtime, others: Iterable[Mapping[str, Any]] 
         others: the schemas of routes that belong neither to tasks nor to the server.
     """
     served = [tasks.load(name).TASK for name in runtime.task_names]
-    shown: list[Any] = [*(task.Request for task in served), Details, Problem, ModelInfo, Live, Ready, Status]
+    shown: list[Any] = [
+        *(task.Request for task in served),
+        Details,
+        *BATCH_MODELS,
+        Problem,
+        ModelInfo,
+        Live,
+        Ready,
+        Status,
+    ]
     answers: list[Any] = [*(task.Response for task in served)]
     _, document = TypeAdapter.json_schemas(
         [

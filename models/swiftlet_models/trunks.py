@@ -1,0 +1,84 @@
+"""Trunks: which artifacts have the same encoder, so that it runs once for all of their heads.
+
+Artifacts share a trunk if their encoders have the same structure, and the same parameters to the bit, in the same
+precision. Heads that were trained on a frozen encoder do. Tokenizers may differ: what is shared is the work for a
+sequence of ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from swiftlet_models.architectures.traits import Traits
+from swiftlet_models.artifact import WEIGHTS, read_manifest
+from swiftlet_models.errors import ModelError
+from swiftlet_models.parameters import configure
+from swiftlet_models.tensors import Tensor, WeightsError, blocks
+from swiftlet_models.weights import read_header
+
+ENCODER: Final = "encoder."  # begins the names of a trunk's parameters
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """What must be equal, besides the parameters."""
+
+    architecture: str
+    precision: str
+    traits: Traits
+    shapes: frozenset[tuple[str, str, tuple[int, ...]]]  # the name, the type and the shape of each tensor
+
+
+def groups(paths: Sequence[Path]) -> list[list[Path]]:
+    """Returns artifacts in groups that share a trunk. An artifact that shares none is a group of its own.
+
+    Groups, and the artifacts of a group, keep their order. Only the parameters of artifacts whose trunks have the same
+    structure are read. A directory that is no valid artifact is a group of its own: who opens it says what is wrong.
+    """
+    found: list[tuple[Trunk | None, list[Path]]] = []
+    for path in paths:
+        trunk = _trunk(path)
+        for other, members in found:
+            if trunk is not None and trunk == other and _same_parameters(path, members[0]):
+                members.append(path)
+                break
+        else:
+            found.append((trunk, [path]))
+    return [members for _, members in found]
+
+
+def _trunk(path: Path) -> Trunk | None:
+    """Returns the structure of an artifact's encoder; None if it has none with names that are known."""
+    try:
+        manifest = read_manifest(path)
+        traits = configure(manifest.architecture, manifest.config).traits()
+        with (path / WEIGHTS).open("rb", buffering=0) as file:
+            tensors = read_header(file)
+    except (ModelError, ValueError, OSError):
+        return None
+    own = replace(traits, classifier_pooling="cls", classifier_norm=False, prediction_map=True)  # the head's
+    shapes = {(name, tensor.kind, tensor.shape) for name, tensor in tensors.items() if name.startswith(ENCODER)}
+    return Trunk(manifest.architecture, manifest.precision, own, frozenset(shapes))
+
+
+def _same_parameters(path: Path, other: Path) -> bool:
+    """Returns whether the encoders of two artifacts, which have equal shapes, have equal parameters."""
+    with (path / WEIGHTS).open("rb", buffering=0) as file, (other / WEIGHTS).open("rb", buffering=0) as second:
+        theirs = read_header(second)
+        try:
+            return all(
+                _equal(tensor, theirs[name]) for name, tensor in read_header(file).items() if name.startswith(ENCODER)
+            )
+        except WeightsError:  # a number is not finite
+            return False
+
+
+def _equal(tensor: Tensor, other: Tensor) -> bool:
+    if not tensor.shape:
+        return bool(np.asarray(tensor) == np.asarray(other))
+    return all(np.array_equal(tensor[rows], other[rows]) for rows in blocks(tensor))

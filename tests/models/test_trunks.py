@@ -1,0 +1,47 @@
+"""Which artifacts share a trunk."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+
+from swiftlet_models import trunks
+from swiftlet_models.artifact import MANIFEST, seal
+from tests.support.artifacts import make_artifact
+from tests.support.networks import draft, make
+from tests.support.shared_trunks import make_heads
+
+
+def test_groups_holds_artifacts_with_the_same_encoder_in_their_order(tmp_path):
+    heads = [artifact.path for artifact in make_heads(tmp_path / "shared", "bert")]
+    plan = draft("bert", "classify")
+    changed = {name: np.array(weight) for name, weight in plan.weights.items()}
+    changed["encoder.embeddings.norm.bias"][7] += 1e-3
+    other = make(tmp_path, replace(plan, weights=changed, manifest=replace(plan.manifest, name="tuned"))).path
+    table = make_artifact(tmp_path / "onnx", "classify").path
+
+    assert trunks.groups([heads[0], other, *heads[1:3], table]) == [[heads[0], heads[1], heads[2]], [other], [table]]
+    assert trunks.groups([table, table]) == [[table], [table]]
+    assert trunks.groups([]) == []
+
+
+def test_groups_keeps_other_precisions_and_other_structures_apart(tmp_path):
+    int8 = make_heads(tmp_path / "int8", "bert")[0].path
+    fp32 = make_heads(tmp_path / "fp32", "bert", "fp32")[0].path
+    assert trunks.groups([int8, fp32]) == [[int8], [fp32]]
+
+    causes = tmp_path / "epsilon" / "bert-classify"
+    shutil.copytree(int8, causes)
+    artifact = trunks.read_manifest(causes)
+    seal(causes, replace(artifact, config={**artifact.config, "layer_norm_eps": 0.25}))
+    assert trunks.groups([int8, causes]) == [[int8], [causes]]
+
+
+def test_groups_leaves_a_directory_that_is_no_artifact_to_whom_opens_it(tmp_path):
+    one, two = (artifact.path for artifact in make_heads(tmp_path, "bert")[:2])
+    missing = tmp_path / "missing"
+    (two / MANIFEST).write_text(json.dumps({"format": 1}))
+    assert trunks.groups([one, two, missing]) == [[one], [two], [missing]]
