@@ -89,7 +89,7 @@ def test_app_describes_exactly_these_routes(client):
 
     others = {"/models", "/health/live", "/health/ready", "/metrics", "/status"}
     foreign = {path for _, path in dialect_routes()}
-    assert set(paths) == {"/classify", "/qa", "/fill-mask", *others, *foreign}
+    assert set(paths) == {"/classify", "/qa", "/fill-mask", "/batch", *others, *foreign}
 
 
 def test_app_hides_the_message_of_an_unexpected_error(artifact_dir, monkeypatch, caplog):

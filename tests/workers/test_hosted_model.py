@@ -63,7 +63,7 @@ def test_host_model_requires_an_engine_that_reproduces_the_golden_answers(tmp_pa
     artifact = make_artifact(tmp_path, "classify")
     hosted, deviation = host_model([artifact], "onnx_cpu")
 
-    assert (hosted.width, deviation) == (3, 0.0)
+    assert (hosted.widths, deviation) == ([3], 0.0)
     assert len(hosted.timed_calls) == 2
     assert host_model([artifact], "echo") == ((ANY, [3], []), None)
     artifact.file("model.onnx").write_bytes(b"no")

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(native.best() is None, reason="no kernel is comp
 def test_loading_takes_at_most_the_documented_memory(tmp_path, task, sizes):
     artifact = make_bert(tmp_path, task, **sizes)
     size = sum(file.size for file in artifact.manifest.files.values())
-    executor = ProcessExecutor("native", [artifact.path], 1, spare=False)
+    executor = ProcessExecutor("native", [[artifact.path]], 1, spare=False)
     try:
         executor.load()
         assert executor.runtime(artifact.manifest.name).startswith("native")

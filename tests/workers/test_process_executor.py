@@ -114,7 +114,7 @@ async def test_worker_and_thread_return_bit_equal_rows(name):
     encodings = Batch.without_top_k(**arrays).encodings()
 
     threads = ThreadExecutor({name: EngineModel(*host_model([artifact], "onnx_cpu")[0])}, 1)
-    executor = ProcessExecutor("onnx_cpu", [artifact.path], 1, spare=False)
+    executor = ProcessExecutor("onnx_cpu", [[artifact.path]], 1, spare=False)
     executor.load()
     for timed in (threads.timed_calls(name), executor.timed_calls(name)):
         assert [call.tokens for call in timed] == [len(one.input_ids) for one in encodings]

@@ -30,7 +30,7 @@ class Worker:
         (self.control, control), (self.connection, connection) = socket.socketpair(), socket.socketpair()
         self.control.settimeout(PATIENCE_S)
         self.connection.settimeout(PATIENCE_S)
-        models = {"0": str(directory / MODEL)}
+        models = {"0": [str(directory / MODEL)]}
         descriptors = control.fileno(), connection.fileno()
         config = WorkerConfig(control.fileno(), [connection.fileno()], "faulty", models, "info", "text")
         self.process = subprocess.Popen(

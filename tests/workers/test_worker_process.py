@@ -25,7 +25,7 @@ def spawned(directory: Path, lost: list[WorkerProcess]) -> Iterator[WorkerProces
     """A worker process with one model. Kills it at the end. `lost` receives the process each time it is reported."""
     settings = 1, "warning", "text"
     worker = WorkerProcess(
-        "faulty", {0: directory / MODEL}, *settings, "tests.support.worker_main", {}, lost.append, print
+        "faulty", {0: [directory / MODEL]}, *settings, "tests.support.worker_main", {}, lost.append, print
     )
     try:
         yield worker

@@ -170,9 +170,10 @@ class LocalRuntime(Runtime):
         groups = trunks.groups(paths)
         executor = _make_executor(settings, groups)
         try:
-            served = {path: open_model(path, settings.engine, tokenizers) for path in paths}
-            names = [[served[path].manifest.name for path in group] for group in groups]
-            runtime = cls(settings, _in_order(settings, list(served.values())), executor, names)
+            served = [open_model(path, settings.engine, tokenizers) for path in paths]
+            names = {model.artifact.path: model.manifest.name for model in served}
+            heads = [[names[path] for path in group] for group in groups]
+            runtime = cls(settings, _in_order(settings, served), executor, heads)
             executor.load()
         except BaseException:
             executor.abandon()

@@ -63,7 +63,7 @@ def host_model(artifacts: Sequence[Artifact], engine_name: str, cores: int = 1) 
         engine = _engine_of_heads(module, artifacts, threads)
         heads = [OneHead(engine, head) for head in range(len(artifacts))]
     if not engine.runs_network:
-        return EngineModel(engine, widths), None
+        return EngineModel(engine, widths, []), None
     deviation = max(replay(artifact, head) for artifact, head in zip(artifacts, heads, strict=True))
     return EngineModel(engine, widths, time_calls(artifacts[0], heads[0])), deviation
 
