@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -31,20 +31,27 @@ class Head(Engine, Protocol):
 class Readings(NamedTuple):
     """The sequences of a batch, as a trunk reads them."""
 
-    trunk: list[Encoding]  # each once, with all positions that its heads read in focus, in ascending order
-    numbers: list[int]  # of the sequence in `trunk`, for each sequence of the batch
+    trunk: Batch  # each text once, with all positions that its heads read in focus, in ascending order
+    numbers: Sequence[int]  # of the sequence in `trunk`, for each sequence of the batch
+    places: Sequence[NDArray[np.int64] | None]  # of the positions that its head reads, in that focus; None: all
 
     @classmethod
-    def of(cls, encodings: Sequence[Encoding], reads_all: Sequence[bool]) -> Readings:
+    def of(cls, batch: Batch, reads_all: Sequence[bool]) -> Readings:
         """Joins sequences of the same tokens. `reads_all` says of each head whether it reads all tokens."""
-        places: dict[tuple[bytes, bytes, int], int] = {}
-        numbers = [places.setdefault(_key(encoding), len(places)) for encoding in encodings]
-        positions: list[list[NDArray[np.int64]]] = [[] for _ in places]
-        firsts: dict[int, Encoding] = {}
-        for encoding, number in zip(encodings, numbers, strict=True):
-            firsts.setdefault(number, encoding)
-            positions[number].append(_read(encoding, reads_all=reads_all[encoding.head]))
-        return cls([_alone(firsts[n], np.unique(np.concatenate(positions[n]))) for n in range(len(places))], numbers)
+        if len(batch) == 1 and len(batch.focus) and not reads_all[batch.heads[0]]:  # the usual case, sooner
+            return cls(batch.for_trunk(), [0], [None])
+        encodings = batch.encodings()
+        numbers_of: dict[tuple[bytes, bytes, int], int] = {}
+        numbers = [numbers_of.setdefault(_key(encoding), len(numbers_of)) for encoding in encodings]
+        read = [_read(encoding, reads_all=reads_all[encoding.head]) for encoding in encodings]
+        texts = {number: encoding for encoding, number in zip(encodings, numbers, strict=True)}
+        trunk = []
+        for number, text in sorted(texts.items()):
+            positions = np.concatenate([own for own, other in zip(read, numbers, strict=True) if other == number])
+            focus = np.unique(positions)
+            trunk.append(Encoding(text.input_ids, text.token_type_ids, focus, attended=text.attended))
+        places = [np.searchsorted(trunk[n].focus, own) for own, n in zip(read, numbers, strict=True)]
+        return cls(Batch.of(trunk), numbers, places)
 
 
 class SharedTrunk:
@@ -54,6 +61,7 @@ class SharedTrunk:
 
     def __init__(self, trunk: Engine, heads: Sequence[Head]) -> None:
         self._trunk, self._heads = trunk, heads
+        self._reads_all = [head.reads_all for head in heads]
         self._last_call = threading.local()
 
     @property
@@ -84,21 +92,21 @@ class SharedTrunk:
         Raises:
             ValueError: the batch is invalid, as for the engine of the trunk.
         """
-        encodings = batch.encodings()
-        readings = Readings.of(encodings, [head.reads_all for head in self._heads])
-        hidden = self._trunk.run(Batch.of(readings.trunk))
+        readings = Readings.of(batch, self._reads_all)
+        hidden = self._trunk.run(readings.trunk)
+        given = [
+            hidden[number] if places is None else hidden[number][places]
+            for number, places in zip(readings.numbers, readings.places, strict=True)
+        ]
         helped_s = _helped_s(self._trunk)
         rows: dict[int, Row] = {}
-        for head, members in _by_head(encodings):
+        for head, members in _by_head(batch):
+            own = batch if len(members) == len(batch) else batch.part(members)
             engine = self._heads[head]
-            own, given = [encodings[i] for i in members], []
-            for encoding, number in zip(own, (readings.numbers[i] for i in members), strict=True):
-                there = readings.trunk[number].focus
-                given.append(hidden[number][np.searchsorted(there, _read(encoding, reads_all=engine.reads_all))])
-            rows |= zip(members, _run_head(engine, own, given), strict=True)
+            rows |= zip(members, engine.run(_head_batch(own, [given[b] for b in members], engine)), strict=True)
             helped_s += _helped_s(engine)
         self._last_call.helped_s = helped_s
-        return [rows[i] for i in range(len(encodings))]
+        return [rows[b] for b in range(len(batch))]
 
     def close(self) -> None:
         for engine in (self._trunk, *self._heads):
@@ -129,11 +137,10 @@ class Apart:
         return max(getattr(engine, "kernel_faults", 0) for engine in self._engines)
 
     def run(self, batch: Batch) -> Sequence[Row]:
-        encodings, rows = batch.encodings(), dict[int, Row]()
-        for head, members in _by_head(encodings):
-            own = Batch.of([replace(encodings[i], head=0) for i in members])
-            rows |= zip(members, self._engines[head].run(own), strict=True)
-        return [rows[i] for i in range(len(encodings))]
+        rows: dict[int, Row] = {}
+        for head, members in _by_head(batch):
+            rows |= zip(members, self._engines[head].run(batch.part(members).for_head(0)), strict=True)
+        return [rows[b] for b in range(len(batch))]
 
     def close(self) -> None:
         for engine in self._engines:
@@ -171,31 +178,28 @@ def _read(encoding: Encoding, *, reads_all: bool) -> NDArray[np.int64]:
     return encoding.focus if len(encoding.focus) else np.zeros(1, np.int64)
 
 
-def _alone(encoding: Encoding, focus: NDArray[np.int64]) -> Encoding:
-    """Returns a sequence with other positions in focus, whose rows are not reduced."""
-    return Encoding(encoding.input_ids, encoding.token_type_ids, focus, attended=encoding.attended)
-
-
-def _by_head(encodings: Sequence[Encoding]) -> Iterator[tuple[int, list[int]]]:
+def _by_head(batch: Batch) -> Iterator[tuple[int, list[int]]]:
     """Yields each head with the places of its sequences."""
-    for head in sorted({encoding.head for encoding in encodings}):
-        yield head, [i for i, encoding in enumerate(encodings) if encoding.head == head]
+    heads = batch.heads.tolist()
+    for head in sorted(set(heads)):
+        yield head, [b for b, own in enumerate(heads) if own == head]
 
 
-def _run_head(head: Head, encodings: Sequence[Encoding], given: Sequence[Row]) -> list[Row]:
-    """Runs a head on the hidden states of some sequences."""
-    plain, counts = Batch.of(encodings).for_head(0), [len(rows) for rows in given]
-    total, positions = sum(counts), [np.arange(len(encoding.focus)) for encoding in encodings]
-    batch = replace(
-        plain,
-        input_ids=np.zeros(total, np.int64),
-        token_type_ids=np.zeros(total, np.int64),
+def _head_batch(batch: Batch, given: Sequence[Row], head: Head) -> Batch:
+    """Returns the batch of a head, whose tokens are the hidden states that it reads of each sequence."""
+    counts = [len(rows) for rows in given]
+    zeros = np.zeros(sum(counts), np.int64)
+    ends = batch.focus_offsets.tolist()
+    return replace(
+        batch,
+        input_ids=zeros,
+        token_type_ids=zeros,
         offsets=np.array(list(accumulate(counts, initial=0))),
-        focus=plain.focus if head.reads_all else np.concatenate(positions),
+        focus=batch.focus if head.reads_all else np.concatenate([np.arange(b - a) for a, b in pairwise(ends)]),
         attended=np.array(counts),
-        given=np.concatenate(given),
+        heads=np.zeros(len(counts), np.int64),
+        given=given[0] if len(given) == 1 else np.concatenate(given),
     )
-    return list(head.run(batch))
 
 
 def _helped_s(engine: Engine) -> float:

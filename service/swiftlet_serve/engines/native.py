@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +88,14 @@ _Int32s = np.ctypeslib.ndpointer(np.int32, flags="C_CONTIGUOUS")
 _Int64s = np.ctypeslib.ndpointer(np.int64, flags="C_CONTIGUOUS")
 
 
+class _Address:
+    """An argument of a call: an array of the right type. numpy's own check takes longer than some calls of a head."""
+
+    @staticmethod
+    def from_param(array: NDArray[Any] | None) -> ctypes.c_void_p:
+        return ctypes.c_void_p(None if array is None else array.ctypes.data)
+
+
 class Library:
     """The kernels of one instruction set."""
 
@@ -110,7 +118,8 @@ class Library:
             about.argtypes = [model]
         self.c.swiftlet_model_bytes.restype = self.c.swiftlet_workspace_bytes.restype = number
         self.c.swiftlet_wrong_sums.restype = number
-        self.c.swiftlet_run.argtypes = [model, *[number] * 4, _Int64s, ctypes.c_void_p, _Floats, ctypes.POINTER(number)]
+        addresses: list[Any] = [_Address] * 3
+        self.c.swiftlet_run.argtypes = [model, *[number] * 4, *addresses, ctypes.POINTER(number)]
         self.c.swiftlet_peak.argtypes = [number, *[ctypes.c_void_p] * 3]
         self.c.swiftlet_peak.restype = number
 
@@ -283,14 +292,13 @@ class Native:
         longest = min(max([0, *(width for _, width in shapes)]), 1 + 2 * self._outputs)
         numbers = np.empty(len(batch.focus) * longest, np.float32)
         sizes = rows, tokens, len(batch.focus), len(batch.candidates)
-        # One array, because passing an array takes two microseconds.
-        input_numbers = np.concatenate(batch.arrays, dtype=np.int64, casting="unsafe")
-        helped_ns = ctypes.c_int64()
         given = None if batch.given is None else np.ascontiguousarray(batch.given, np.float32)
         if given is not None and given.shape != (tokens, self._given):
             raise ValueError(ERRORS[2])
-        address = None if given is None else given.ctypes.data
-        status = self._c.swiftlet_run(self._model, *sizes, input_numbers, address, numbers, ctypes.byref(helped_ns))
+        # One array, because passing an array takes a microsecond.
+        input_numbers = np.concatenate(batch.arrays, dtype=np.int64, casting="unsafe")
+        helped_ns = ctypes.c_int64()
+        status = self._c.swiftlet_run(self._model, *sizes, input_numbers, given, numbers, ctypes.byref(helped_ns))
         self._last_call.helped_s = 1e-9 * helped_ns.value
         if status == WRONG_SUM:
             log.error(

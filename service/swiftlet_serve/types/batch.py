@@ -73,6 +73,16 @@ class Batch:
         arrays |= {"top_k": zeros[1:], "candidates": NOTHING, "candidate_offsets": zeros}
         return cls(**arrays, attended=np.diff(arrays["offsets"]), heads=zeros[1:], given=None)
 
+    def for_trunk(self) -> Batch:
+        """Returns the batch without heads, top-k and targets."""
+        zeros = np.zeros(len(self.offsets), np.int64)
+        return replace(self, top_k=zeros[1:], candidates=NOTHING, candidate_offsets=zeros, heads=zeros[1:])
+
+    def part(self, sequences: Sequence[int]) -> Batch:
+        """Returns the batch of some of its sequences."""
+        encodings = self.encodings()
+        return Batch.of([encodings[b] for b in sequences])
+
     def for_head(self, head: int) -> Batch:
         """Returns the batch with one head that reads all sequences."""
         return replace(self, heads=np.full(len(self), head))
