@@ -226,7 +226,8 @@ def pack(weight: Array, block: int) -> tuple[NDArray[np.uint8], Floats]:
 
 def unpack(packed: Array, scales: Array) -> Floats:
     """Converts (N, K / b, b) and the scales (N, K / b) back to (N, K)."""
-    values: Floats = (packed.astype(np.float32) - ZERO) * scales[:, :, None]
+    values = np.subtract(packed, np.float32(ZERO), dtype=np.float32)
+    values *= scales[:, :, None]
     return values.reshape(len(packed), math.prod(packed.shape[1:]))
 
 

@@ -22,23 +22,16 @@ import uvloop
 
 from swiftlet_serve import build_info, extras
 from swiftlet_serve.errors import SetupError, log_exception
-from swiftlet_serve.fronts.coordinator import Coordinator
 from swiftlet_serve.fronts.sockets import bind_public
-from swiftlet_serve.http.app import create_admin_gate, create_app
 from swiftlet_serve.http.connections.listener import Listener, bind
-from swiftlet_serve.http.connections.port import CANCEL_S, AdminThread, Port
-from swiftlet_serve.http.endpoints.repository_control import RepositoryControl
 from swiftlet_serve.http.gate import tls
 from swiftlet_serve.http.gate.api_keys import ApiKeys
 from swiftlet_serve.http.gate.credentials import Credentials
-from swiftlet_serve.http.gate.gate import Observer
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.machine import memory
 from swiftlet_serve.machine.process_setup import is_writable, set_up_process
 from swiftlet_serve.machine.watchdog import Watchdog
-from swiftlet_serve.repository.create import create_manager
-from swiftlet_serve.repository.manager import ModelManager
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.telemetry.logging_setup import QueuedLogHandler
 from swiftlet_serve.telemetry.observers import Observers
@@ -46,10 +39,14 @@ from swiftlet_serve.telemetry.request_stats import RequestStats
 
 if TYPE_CHECKING:
     from swiftlet_serve.grpc.port import GrpcPort
+    from swiftlet_serve.http.connections.port import AdminThread
+    from swiftlet_serve.http.gate.gate import Observer
+    from swiftlet_serve.repository.manager import ModelManager
 
 log = logging.getLogger(__name__)
 
 CLOSE_S: Final = 5.0  # for the runtime to close
+ABORT_S: Final = 0.3  # the same after a second signal
 
 
 class Addresses(NamedTuple):
@@ -97,7 +94,15 @@ def serve(settings: Settings, announce: Announce) -> None:
             log.warning("The server needs no API key, and listens on %s. Set api_keys_file.", settings.host)
         if settings.reuse_port and settings.admin_port is None:
             log.warning("With reuse_port, a request for /metrics reaches any of the servers. Set admin_port.")
-        runtime = LocalRuntime.start(settings)
+        runtime = LocalRuntime.begin(settings)
+        # The rest is imported while the worker process loads the models: it takes half a second.
+        from swiftlet_serve.fronts.coordinator import Coordinator
+        from swiftlet_serve.http.app import create_admin_gate, create_app
+        from swiftlet_serve.http.connections.port import AdminThread, Port
+        from swiftlet_serve.http.endpoints.repository_control import RepositoryControl
+        from swiftlet_serve.repository.create import create_manager
+
+        runtime.wait()
         manager = create_manager(runtime)
         grpc = _create_grpc_port(runtime, keys, observers.all, certificate)
         public: PublicPort
@@ -109,7 +114,7 @@ def serve(settings: Settings, announce: Announce) -> None:
             runtime.use_public_port(public)
         control = None if manager is None or admin_keys is None else RepositoryControl(manager, runtime)
         admin_gate = create_admin_gate(runtime, control, admin_keys)
-        admin = None if admin_socket is None else Port(admin_gate, Listener(admin_socket), settings)
+        admin = None if admin_socket is None else AdminThread(Port(admin_gate, Listener(admin_socket), settings))
         watchdog = Watchdog(lambda: _exit(logs))
         server = Server(settings, runtime, public, admin, grpc, watchdog, manager, credentials, started)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -198,7 +203,7 @@ class Server:
         settings: Settings,
         runtime: Runtime,
         public: PublicPort,
-        admin: Port | None,
+        admin: AdminThread | None,
         grpc: GrpcPort | None,
         watchdog: Watchdog,
         manager: ModelManager | None,
@@ -210,7 +215,7 @@ class Server:
         self._settings = settings
         self._runtime = runtime
         self._public = public
-        self._admin = None if admin is None else AdminThread(admin)
+        self._admin = admin
         self._grpc = grpc
         self._watchdog = watchdog
         self._manager = manager  # of the model repository
@@ -256,7 +261,7 @@ class Server:
         if self._manager:
             await self._manager.close()
         try:
-            await asyncio.wait_for(self._runtime.close(), CANCEL_S if self._abort_requested.is_set() else CLOSE_S)
+            await asyncio.wait_for(self._runtime.close(), ABORT_S if self._abort_requested.is_set() else CLOSE_S)
         except TimeoutError:
             self.is_stuck = True
         self._watchdog.stop()

@@ -38,11 +38,13 @@ def quantise(matrix: Matrix) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     weight, scales = np.empty(matrix.shape, np.int8), np.empty(len(matrix), np.float32)
     for rows in blocks(matrix):
         block = matrix[rows]
-        largest = np.abs(block).max(axis=1)
+        work = np.abs(block)
+        largest = work.max(axis=1)
         if not np.isfinite(largest).all():
             raise ValueError("a parameter is not finite.")
-        scale = np.where(largest > np.finfo(np.float32).tiny * 127, largest / 127, 1)
-        weight[rows], scales[rows] = np.rint(block / scale[:, None]), scale
+        scales[rows] = np.where(largest > np.finfo(np.float32).tiny * 127, largest / 127, 1)
+        np.divide(block, scales[rows, None], out=work)
+        weight[rows] = np.rint(work, out=work)
     return weight, scales
 
 

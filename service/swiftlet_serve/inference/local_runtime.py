@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
@@ -86,6 +86,7 @@ class LocalRuntime(Runtime):
         self._executor = executor
         self._repository: Repository | None = None
         self._public: PublicPort | None = None
+        self._wait: Callable[[], None] = _ready
         # By hash, of the versions of a repository. Those of versions that have gone go as well.
         self._tokenizers: MutableMapping[str, Tokenizer] = WeakValueDictionary()
         admission = AdmissionController(self.dispatcher.load, settings.max_queued_tokens)
@@ -166,6 +167,17 @@ class LocalRuntime(Runtime):
         Raises:
             ArtifactError, SetupError: as `load_model` and `locate`.
         """
+        runtime = cls.begin(settings)
+        runtime.wait()
+        return runtime
+
+    @classmethod
+    def begin(cls, settings: Settings) -> LocalRuntime:
+        """Starts what `start` does. The caller has other work until it calls `wait`.
+
+        Raises:
+            ArtifactError, SetupError: as `start`.
+        """
         paths, tokenizers = _locate(settings), dict[str, Tokenizer]()
         groups = trunks.groups(paths)
         executor = _make_executor(settings, groups)
@@ -174,11 +186,19 @@ class LocalRuntime(Runtime):
             names = {model.artifact.path: model.manifest.name for model in served}
             heads = [[names[path] for path in group] for group in groups]
             runtime = cls(settings, _in_order(settings, served), executor, heads)
-            executor.load()
         except BaseException:
             executor.abandon()
             raise
+        runtime._wait = executor.load
         return runtime
+
+    def wait(self) -> None:
+        """Blocks until the engines are ready.
+
+        Raises:
+            ArtifactError, SetupError: a model cannot be served. No worker process is left then.
+        """
+        self._wait()
 
     async def open(self) -> None:
         """Starts to supervise the engines, on the event loop that answers requests."""
@@ -230,6 +250,10 @@ class LocalRuntime(Runtime):
         await self.dispatcher.close(CLOSE_S)
         await super().close()
         await self._executor.close(CLOSE_S)
+
+
+def _ready() -> None:
+    """Stands for the wait for engines that are loaded."""
 
 
 def _locate(settings: Settings) -> list[Path]:

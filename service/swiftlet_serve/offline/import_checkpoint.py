@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -146,8 +147,11 @@ def import_checkpoint(
         tokens = adapter.tokenizer if adapter else directory
         limit = encoder.max_tokens if encoder else None if static else read_limits(tokens).max_tokens
         tokenizer = static.tokenizer if static else Tokenizer.from_directory(tokens)
+        difference: Future[str | None] | None = None
         if not static and not accept_tokenizer:
-            _check_tokenizer(tokenizer, tokens, languages, report)
+            _check_letters(tokenizer, languages, report)
+            # transformers takes seconds to import, mostly while the network is computed.
+            difference = ThreadPoolExecutor(1).submit(_difference, tokenizer, tokens)
         config = configure(converted.architecture, converted.config)
         max_tokens = min(converted.positions, limit or converted.positions)
         _check_masks(encoder, config)
@@ -205,6 +209,7 @@ def import_checkpoint(
                 strict=strict,
                 advice=MORE_DATA if measure else DATA,
                 source=lambda: {**converted.source, "files": origin_files.result()},
+                confirm=partial(_check_difference, difference),
                 report=report,
                 progress=progress,
             )
@@ -300,9 +305,7 @@ def _check_masks(encoder: sentences.SentenceEncoder | None, config: Any) -> None
         )
 
 
-def _check_tokenizer(
-    tokenizer: Tokenizer, directory: Path, languages: Sequence[str], report: Callable[[str], None]
-) -> None:
+def _check_letters(tokenizer: Tokenizer, languages: Sequence[str], report: Callable[[str], None]) -> None:
     lost = tokenizer_check.lost_share(tokenizer)
     if lost > tokenizer_check.MAX_LOST:
         raise SetupError(
@@ -313,13 +316,20 @@ def _check_tokenizer(
     own = tokenizer_check.lost_share(tokenizer, languages)
     if own > tokenizer_check.MAX_LOST:
         report(f"the tokenizer makes unknown tokens of {own:.0%} of the letters of {' or '.join(languages)}")
+
+
+def _difference(tokenizer: Tokenizer, directory: Path) -> str | None:
+    """Returns what transformers reads otherwise, if it is installed and reads the tokenizer at all."""
     try:
-        difference = tokenizer_check.difference(tokenizer, directory)
+        return tokenizer_check.difference(tokenizer, directory)
     except Exception as error:  # transformers is not installed, or its code for this checkpoint fails in some way
         log.debug("the tokenizer is not compared with transformers: %s", type(error).__name__)
-        return
-    if difference is not None:
+        return None
+
+
+def _check_difference(difference: Future[str | None] | None) -> None:
+    if difference is not None and (found := difference.result()) is not None:
         raise SetupError(
-            f"transformers reads the tokenizer otherwise: {difference}. Save a tokenizer.json with "
+            f"transformers reads the tokenizer otherwise: {found}. Save a tokenizer.json with "
             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR). If its ids are wrong, add --accept-tokenizer."
         )

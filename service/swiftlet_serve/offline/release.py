@@ -144,6 +144,7 @@ def release(
     strict: bool = True,
     advice: str = "Train it longer or with other settings.",
     source: Callable[[], Mapping[str, Any]] | None = None,
+    confirm: Callable[[], None] = lambda: None,
     report: Report = lambda _: None,
     progress: Progress | None = None,
 ) -> Artifact:
@@ -162,6 +163,7 @@ def release(
             card has the reason.
         advice: what to do if int8 or bf16 is refused, as a sentence.
         source: returns the origin for the certificate, with the hashes of its files. Default: that of the manifest.
+        confirm: called before the artifact takes its place. It may raise.
 
     Raises:
         ReleaseError: rounding loses too much, or the network's weights or answers are not finite.
@@ -234,6 +236,7 @@ def release(
             save_weights(stage.path / SAFETENSORS, draft.weights, "fp32")
         sealed = artifacts.seal(stage.path, stage.manifest, stage.card)
         stage.certify(sealed, source() if source else draft.manifest.source)
+        confirm()
         if directory.exists():
             directory.rename(Path(temporary, "replaced"))
         stage.path.rename(directory)
