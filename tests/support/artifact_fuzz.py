@@ -21,7 +21,7 @@ import time
 import warnings
 from collections import Counter
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models.artifact import Artifact, ArtifactError, Precision, _parse
-from swiftlet_models.folding import Folded, FoldingError, fold_artifact
+from swiftlet_models.folding import Folded, FoldingError, Part, fold_artifact
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.engines import native
 from swiftlet_serve.engines._matrices import PRECISIONS
@@ -162,7 +162,8 @@ def _load(library: Library, artifact: Hostile, seed: int) -> str:
     except ValueError:
         return "refused: manifest"
     try:
-        folded = fold_artifact(Artifact(Path("hostile"), manifest), artifact.weights)
+        part: Part = draw.choice(("network", "network", "trunk", "head"))
+        folded = fold_artifact(Artifact(Path("hostile"), manifest), artifact.weights, part=part)
     except (ArtifactError, FoldingError) as error:
         return f"refused: {type(error).__name__}"
     precision: Precision = manifest.precision if manifest.precision in PRECISIONS else "int8"
@@ -171,7 +172,7 @@ def _load(library: Library, artifact: Hostile, seed: int) -> str:
         engine = Native(library, folded, precision=precision)
     except (ValueError, FoldingError) as error:
         return f"refused by the engine: {type(error).__name__}"
-    _run(engine, manifest.vocab_size, manifest.max_tokens, draw)
+    _run(engine, manifest.vocab_size, manifest.max_tokens, draw, _given(folded))
     engine.close()
     return "loaded, and refused by C++ after a change" if refused else "loaded"
 
@@ -217,8 +218,8 @@ def _load_contradictory(library: Library, folded: Folded, precision: Precision, 
         return True
     finally:
         native.program_numbers = own
-    assert folded.words is not None
-    _run(engine, len(folded.words), folded.positions, draw, valid=False)
+    words = 1 if folded.words is None else len(folded.words)
+    _run(engine, words, folded.positions, draw, _given(folded), valid=False)
     engine.close()
     return False
 
@@ -226,7 +227,12 @@ def _load_contradictory(library: Library, folded: Folded, precision: Precision, 
 _NUMBERS: Final = (-(1 << 31), -16, -1, 0, 1, 2, 3, 4, 15, 16, 32, 64, 96, 112, 1 << 20, 1 << 24, (1 << 31) - 1)
 
 
-def _run(engine: Engine, words: int, positions: int, draw: Random, *, valid: bool = True) -> None:
+def _given(folded: Folded) -> int:
+    """Returns the width of the hidden states that a head reads; 0 for other networks."""
+    return folded.program.widths["hidden"] if folded.words is None else 0
+
+
+def _run(engine: Engine, words: int, positions: int, draw: Random, given: int = 0, *, valid: bool = True) -> None:
     """Runs valid batches and, on the native engine, one that may be invalid. All may be if the program was changed."""
     signal.setitimer(signal.ITIMER_PROF, RUN_SECONDS)
     rng = np.random.default_rng(draw.randrange(1 << 30))
@@ -244,8 +250,11 @@ def _run(engine: Engine, words: int, positions: int, draw: Random, *, valid: boo
             else:
                 encodings.append(Encoding(*parts))
         batch = Batch.of(encodings)
+        if given:
+            count = len(batch.input_ids) - (wrong and draw.random() < 0.2)
+            batch = replace(batch, given=rng.normal(size=(count, given)).astype(np.float32))
         if wrong:
-            array = draw.choice([one for one in vars(batch).values() if len(one)])
+            array = draw.choice([one for one in vars(batch).values() if one is not None and one.ndim == 1 and len(one)])
             array[draw.randrange(len(array))] = draw.choice(
                 (-1, 0, 1, 7, 40, words, 1 << 31, -(1 << 63), (1 << 63) - 1)
             )

@@ -287,6 +287,8 @@ class Native:
         counts = {len(batch.top_k), len(batch.attended)}
         if len(batch.token_type_ids) != tokens or counts != {rows} or {*map(len, offsets)} != {rows + 1}:
             raise ValueError(ERRORS[2])
+        if batch.heads.any():
+            raise ValueError(ERRORS[2])
         shapes = batch.row_shapes([self._outputs])
         # The batch is not validated yet: this bounds the memory. The rows of a valid batch are never longer.
         longest = min(max([0, *(width for _, width in shapes)]), 1 + 2 * self._outputs)
