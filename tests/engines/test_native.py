@@ -404,10 +404,7 @@ def test_native_allocates_nothing_for_a_batch_of_known_size():
 
 
 def changed(**changes) -> Batch:
-    arrays = {name: array.copy() for name, array in vars(BATCH).items()}
-    for name, change in changes.items():
-        arrays[name] = change(arrays[name])
-    return Batch(**arrays)
+    return replace(BATCH, **{name: change(getattr(BATCH, name).copy()) for name, change in changes.items()})
 
 
 def set_item(at: int, value: int):
@@ -420,6 +417,7 @@ def set_item(at: int, value: int):
 
 INVALID_BATCHES = {
     "an id out of range": changed(input_ids=set_item(5, VOCABULARY)),
+    "a head that is not there": changed(heads=set_item(0, 1)),
     "a negative id": changed(input_ids=set_item(5, -1)),
     "an id beyond 32 bits": changed(input_ids=set_item(5, 2**40)),
     "a token type out of range": changed(token_type_ids=set_item(5, 2)),
@@ -887,7 +885,7 @@ for path, rounds in zip(sys.argv[2::2], map(int, sys.argv[3::2]), strict=True):
         for n in range(rounds):
             lengths = draw.integers(1, 41, draw.integers(1, 5))
             batch = Batch.of([encoding(k) for k in lengths])
-            for array in vars(batch).values():
+            for array in (*batch.arrays, batch.heads):
                 if n % 2 and len(array) and draw.random() < 0.3:
                     wrong = [-1, 0, 1, 7, 40, words, 2**31, -2**63, 2**63 - 1]
                     array[draw.integers(len(array))] = draw.choice(wrong)
