@@ -19,6 +19,7 @@ import functools
 import json
 import os
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -75,16 +76,6 @@ class Encoding:
 
 
 @dataclass(frozen=True, eq=False)
-class Window(Encoding):
-    """A question and C consecutive tokens of its context. The head reads all L tokens."""
-
-    question_index: int  # of the question in the request
-    context_start: int  # position of the first context token in the sequence
-    token_spans: Ids  # (C, 2): start and end of each context token in the context, in code points
-    word_spans: Ids  # (C, 2): start and end of the part of its word that the window holds
-
-
-@dataclass(frozen=True, eq=False)
 class TokenizedText:
     """A text as n tokens, without special tokens."""
 
@@ -99,6 +90,39 @@ class TokenizedText:
     def part(self, start: int, stop: int) -> TokenizedText:
         """Returns the tokens from `start` up to `stop`. Their offsets still refer to the whole text."""
         return TokenizedText(self.ids[start:stop], self.offsets[start:stop], self.word_ids[start:stop])
+
+
+@dataclass(frozen=True, eq=False)
+class Window(Encoding):
+    """A question and C consecutive tokens of its context. The head reads all L tokens."""
+
+    question_index: int  # of the question in the request
+    context_start: int  # position of the first context token in the sequence
+    context: TokenizedText  # the whole context, which its windows share
+    part: range  # of its tokens, of length C
+    takes_space: bool  # whether the part begins with the space before its first token
+
+    @property
+    def token_spans(self) -> Ids:
+        """Start and end of each context token in the context, in code points, (C, 2)."""
+        spans = self.context.offsets[self.part.start : self.part.stop]
+        if self.takes_space:
+            spans = spans.copy()
+            spans[0, 0] -= 1
+        return spans
+
+    def span(self, first: int, last: int, *, words: bool) -> tuple[int, int]:
+        """Returns start and end in the context of two of the context tokens and those between, in code points.
+
+        With `words`, the span extends to the words of both tokens, as far as the window holds them.
+        """
+        first, last = self.part[first], self.part[last]
+        if words:
+            ids = self.context.word_ids.data
+            first = bisect_left(ids, ids[first], self.part.start, first)
+            last = bisect_right(ids, ids[last], last, self.part.stop) - 1
+        takes_space = self.takes_space and first == self.part.start
+        return self.context.offsets.item(first, 0) - takes_space, self.context.offsets.item(last, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -515,18 +539,15 @@ class Tokenizer:
         self, question: TokenizedText, context: TokenizedText, question_index: int, start: int, stop: int
     ) -> Window:
         input_ids, token_type_ids, starts = self._assemble([question.ids, context.ids[start:stop]])
-        token_spans = context.offsets[start:stop]
-        if start and self._first_space_kept and str(self._whole.id_to_token(context.ids[start])).startswith("Ġ"):
-            token_spans = token_spans.copy()
-            token_spans[0, 0] -= 1
         return Window(
             input_ids=input_ids,
             token_type_ids=token_type_ids,
             focus=np.arange(len(input_ids)),
             question_index=question_index,
             context_start=starts[1],
-            token_spans=token_spans,
-            word_spans=_word_spans(token_spans, context.word_ids[start:stop]),
+            context=context,
+            part=range(start, stop),
+            takes_space=start > 0 and self._first_space_kept and self.token(int(context.ids[start])).startswith("Ġ"),
         )
 
     def _assemble(self, parts: Sequence[Sequence[int] | Ids]) -> tuple[Ids, Ids, list[int]]:
@@ -558,10 +579,3 @@ def _tokens(encoding: Any, max_tokens: int | None, *, from_left: bool) -> Tokeni
 
 def _array(values: Any) -> Ids:
     return np.array(values, np.int64)
-
-
-def _word_spans(token_spans: Ids, word_ids: Ids) -> Ids:
-    """Returns the start and end of each token's word."""
-    first = np.searchsorted(word_ids, word_ids, side="left")
-    last = np.searchsorted(word_ids, word_ids, side="right") - 1
-    return np.stack([token_spans[first, 0], token_spans[last, 1]], axis=1)

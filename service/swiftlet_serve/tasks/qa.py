@@ -7,16 +7,16 @@ of the context are candidates. The pipeline adds empty answers with score 0 if i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from collections.abc import Sequence
+from itertools import groupby, islice
+from operator import itemgetter
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_models.artifact import Manifest
-from swiftlet_models.probabilities import softmax
 from swiftlet_models.tokenizer import TokenizedText, Tokenizer, Window
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import Unprocessable, invalid_value
@@ -235,8 +235,7 @@ class Qa:
         return dict(zip(places, self.tokenizer.tokenize(list(places)), strict=True))
 
 
-@dataclass(frozen=True)
-class LocatedSample:
+class LocatedSample(NamedTuple):
     """One question with its context, and the places of both in the request body."""
 
     question: str
@@ -280,45 +279,76 @@ def best_answers(context: str, windows: Sequence[tuple[Window, Row]], parameters
 
     Answers with equal text are merged. The score is the sum of theirs and may exceed 1.
     """
-    none = 1.0
-    answers: dict[str, dict[str, Any]] = {}
+    starts, ends, none = probabilities(windows)
     # Alignment to words makes some candidates equal.
     candidates = 2 * parameters.answers + 10 if parameters.align_to_words else parameters.answers
-    for window, row in windows:
-        starts, ends, none_here = probabilities(window, row)
-        none = min(none, none_here)
-        spans = window.word_spans if parameters.align_to_words else window.token_spans
-        for first, last, score in best_spans(starts, ends, candidates, parameters.max_answer_len):
-            start, end = int(spans[first, 0]), int(spans[last, 1])
-            text = context[start:end]
-            merged = answers.setdefault(text.lower(), {"score": 0.0, "start": start, "end": end, "answer": text})
-            merged["score"] += score
+    answers: dict[str, dict[str, Any]] = {}
+    for number, first, last, score in best_spans(starts, ends, candidates, parameters.max_answer_len):
+        start, end = windows[number][0].span(first, last, words=parameters.align_to_words)
+        text = context[start:end]
+        key = text.lower()
+        if key in answers:
+            answers[key]["score"] += score
+        else:
+            answers[key] = {"score": score, "start": start, "end": end, "answer": text}
     ranked = list(answers.values())
     if parameters.handle_impossible_answer:
-        ranked.append({"score": none, "start": 0, "end": 0, "answer": ""})
-    return sorted(ranked, key=lambda answer: answer["score"], reverse=True)[: parameters.answers]
+        ranked.append({"score": min(1.0, float(none.min())), "start": 0, "end": 0, "answer": ""})
+    return sorted(ranked, key=itemgetter("score"), reverse=True)[: parameters.answers]
 
 
-def probabilities(window: Window, row: Row) -> tuple[Floats, Floats, float]:
-    """Returns the probabilities that the answer starts and ends at each context token, and that no answer exists."""
-    stop = window.context_start + len(window.token_spans)
-    logits = np.concatenate([row[:1], row[window.context_start : stop]]).astype(np.float64)  # token 0: no answer
-    starts, ends = softmax(logits.T)
-    return starts[1:], ends[1:], float(starts[0] * ends[0])
+def probabilities(windows: Sequence[tuple[Window, Row]]) -> tuple[Floats, Floats, Floats]:
+    """Returns the probabilities that the answer starts, (W, N), and ends at each context token, and that none exists.
+
+    N is the largest number of context tokens of a window. Behind those of a shorter one, the probabilities are NaN.
+    """
+    most = max([len(window.part) for window, _ in windows])
+    logits = np.empty((len(windows), OUTPUTS, 1 + most))
+    for own, (window, row) in zip(logits, windows, strict=True):
+        own[:, 0] = row[0]  # no answer
+        stop = 1 + len(window.part)
+        own[:, 1:stop] = row[window.context_start : window.context_start + len(window.part)].T
+        own[:, stop:] = -np.inf
+    odds = np.exp(logits - logits.max(axis=2, keepdims=True))
+    # Summed one by one, so that the zeros behind a short window change no bit.
+    shares = odds / np.add.accumulate(odds, axis=2)[:, :, -1:]
+    none = shares[:, 0, 0] * shares[:, 1, 0]
+    for own, (window, _) in zip(shares, windows, strict=True):
+        own[:, 1 + len(window.part) :] = np.nan
+    return shares[:, 0, 1:], shares[:, 1, 1:], none
 
 
-def best_spans(starts: Floats, ends: Floats, count: int, longest: int) -> Iterator[tuple[int, int, float]]:
-    """Yields the `count` best spans of at most `longest` tokens, best first: first token, last token, score."""
-    tokens, longest = len(starts), min(longest, len(starts))
-    padded = np.concatenate([ends, np.full(longest - 1, -1.0)])
-    scores = starts[:, None] * np.lib.stride_tricks.sliding_window_view(padded, longest)  # (first token, length - 1)
-    scores[np.arange(tokens)[:, None] + np.arange(longest) >= tokens] = -1.0
-    flat = scores.ravel()
-    threshold = np.partition(flat, -count)[-count] if count < len(flat) else 0.0
-    candidates = np.flatnonzero((flat >= threshold) & (flat >= 0))
-    for index in candidates[np.argsort(-flat[candidates], kind="stable")][:count]:
-        first, length = divmod(int(index), longest)
-        yield first, first + length, float(flat[index])
+def best_spans(starts: Floats, ends: Floats, count: int, longest: int) -> list[tuple[int, int, int, float]]:
+    """Returns the `count` best spans of at most `longest` tokens in each window: window, first and last token, score.
+
+    The best are first in each window, and of equal ones those that begin, and then end, first. The probabilities that a
+    span starts and ends at each token, (W, N), are NaN behind the last token of a window.
+    """
+    most = starts.shape[1]
+    longest = min(longest, most)
+    padded = np.full((len(ends), most + longest - 1), np.nan)
+    padded[:, :most] = ends
+    # From each token, the best span ends at the largest of the next probabilities. The `count`th best of these spans
+    # has the lowest score that a span among the best can have. Few tokens begin such a span.
+    upper = np.fmax(starts * _sliding_max(padded, longest), 0.0)
+    lowest = np.partition(upper, most - count)[:, most - count, None] if count < most else np.zeros((len(upper), 1))
+    window, first = (upper >= lowest).nonzero()
+    scores = starts[window, first, None] * padded[window[:, None], first[:, None] + np.arange(longest)]
+    row, length = (scores >= lowest[window]).nonzero()
+    first, worst = first[row], -scores[row, length]  # the lowest are the best
+    columns = window[row].tolist(), worst.tolist(), first.tolist(), (first + length).tolist()
+    ranked = groupby(sorted(zip(*columns, strict=True)), key=itemgetter(0))
+    return [(number, first, last, -score) for _, own in ranked for number, score, first, last in islice(own, count)]
+
+
+def _sliding_max(values: Floats, size: int) -> Floats:
+    """Returns the largest of each number and the `size - 1` after it, except NaN: (W, N + size - 1) becomes (W, N)."""
+    covered = 1
+    while covered < size:
+        step = min(covered, size - covered)
+        values = np.fmax(values[:, :-step], values[:, step:])
+        covered += step
+    return values
 
 
 def _stride(parameters: QaParameters, max_seq_len: int, size: int) -> int:
