@@ -33,6 +33,7 @@ from swiftlet_models import tokenizer_json, tokenizer_safety
 from swiftlet_models.added_tokens import TokenizerError
 from swiftlet_models.artifact import Reading
 from swiftlet_models.checkpoint_tokenizer import library_calls, read_directory, read_limits
+from swiftlet_models.piece_texts import PieceTexts
 from swiftlet_models.token_ranges import first_length, mirrored, pair_lengths, window_ranges
 from swiftlet_models.word_pieces import WordPieces
 
@@ -440,9 +441,19 @@ class Tokenizer:
 
     def decode(self, rows: Sequence[Sequence[int]], *, skip_specials: bool = False) -> list[str]:
         """Returns the text of each row of ids. Equals `decode` of transformers."""
-        with library_calls():
-            texts: list[str] = self._whole.decode_batch([list(row) for row in rows], skip_special_tokens=skip_specials)
-        return texts
+        special = self.special_ids if skip_specials else frozenset()
+        return [self._write([number for number in row if number not in special]) for row in rows]
+
+    def _write(self, ids: list[int]) -> str:
+        text = None if self._piece_texts is None else self._piece_texts.write(ids)
+        if text is None:
+            with library_calls():
+                text = self._whole.decode(ids, skip_special_tokens=False)
+        return text
+
+    @functools.cached_property
+    def _piece_texts(self) -> PieceTexts | None:
+        return PieceTexts.of(self._document, self._whole.id_to_token)
 
     @functools.cached_property
     def _decoder(self) -> Any:

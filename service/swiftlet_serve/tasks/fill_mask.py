@@ -58,6 +58,9 @@ class FillMaskParameters(Strict):
     ] = True
 
 
+DEFAULTS: Final = FillMaskParameters()
+
+
 class FillMaskRequest(Request):
     """A fill-mask request in the Hugging Face Inference format."""
 
@@ -125,7 +128,7 @@ class FillMask:
         """
         texts = _inputs(request)
         places = pointers(request.inputs)
-        parameters = request.parameters or FillMaskParameters()
+        parameters = request.parameters or DEFAULTS
         targets = np.array(sorted(self._targets(request)), np.int64)
         masks = self._count_masks(texts)
         for count, pointer in zip(masks, places, strict=True):
@@ -149,7 +152,7 @@ class FillMask:
         Raises:
             Unprocessable: there are too many masks.
         """
-        parameters = request.parameters or FillMaskParameters()
+        parameters = request.parameters or DEFAULTS
         targets = 1 if isinstance(parameters.targets, str) else len(parameters.targets or ())
         masks = sum(self._count_masks(_inputs(request)))
         return masks * min(parameters.top_k, targets or parameters.top_k) * LEAST_ITEM_BYTES
@@ -170,7 +173,7 @@ class FillMask:
         self._count_masks(texts)
         self._targets(request)
         encodings = self.tokenizer.encode(texts, self.max_tokens, mask=True)
-        _check_written(texts, encodings, (request.parameters or FillMaskParameters()).top_k)
+        _check_written(texts, encodings, (request.parameters or DEFAULTS).top_k)
         return [request.model_copy(update={"inputs": text}) for text in texts]
 
     def single(self, response: object) -> object:
@@ -202,12 +205,11 @@ class FillMask:
 
     def _sequences(self, encoding: Encoding, tokens: Ids) -> list[str]:
         """Returns the whole text with each token in place of its mask, mask by mask."""
+        ids, pad = encoding.input_ids.tolist(), self.tokenizer.pad_id
         rows = []
-        for position, candidates in zip(encoding.focus, tokens, strict=True):
-            for token in candidates:
-                ids = encoding.input_ids.copy()
-                ids[position] = token
-                rows.append(ids[ids != self.tokenizer.pad_id].tolist())
+        for position, candidates in zip(encoding.focus.tolist(), tokens.tolist(), strict=True):
+            before, after = ([number for number in part if number != pad] for part in (ids[:position], ids[position + 1 :]))
+            rows += [[*before, *([] if token == pad else [token]), *after] for token in candidates]
         # The remaining masks are special tokens too, and the pipeline shows them.
         return self.tokenizer.decode(rows, skip_specials=len(encoding.focus) == 1)
 

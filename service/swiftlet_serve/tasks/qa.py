@@ -8,7 +8,7 @@ of the context are candidates. The pipeline adds empty answers with score 0 if i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby, islice
+from itertools import repeat
 from operator import itemgetter
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -86,6 +86,9 @@ class QaParameters(Strict):
         return self.top_k or self.topk or 1
 
 
+DEFAULTS: Final = QaParameters()
+
+
 class QaRequest(Request):
     """A question answering request in the Hugging Face Inference format."""
 
@@ -141,7 +144,7 @@ class Qa:
         Raises:
             Unprocessable: a text is empty or too long, or the parameters contradict each other.
         """
-        parameters = request.parameters or QaParameters()
+        parameters = request.parameters or DEFAULTS
         max_seq_len = self._max_seq_len(parameters)
         samples = list_samples(request)
         tokenized = self._tokenize(samples)
@@ -158,7 +161,7 @@ class Qa:
 
     def least_response_bytes(self, request: QaRequest) -> int:
         """Returns a lower bound of the size of the response: how many answers are distinct is not known before."""
-        answers = (request.parameters or QaParameters()).answers
+        answers = (request.parameters or DEFAULTS).answers
         if answers == 1:
             return 0
         spans = [_least_spans(sample.context) for sample in list_samples(request)]
@@ -169,7 +172,7 @@ class Qa:
 
         A request with one question has no outer list.
         """
-        parameters = request.parameters or QaParameters()
+        parameters = request.parameters or DEFAULTS
         samples = list_samples(request)
         windows: list[list[tuple[Window, Row]]] = [[] for _ in samples]
         for window, row in zip(encodings, rows, strict=True):
@@ -279,76 +282,56 @@ def best_answers(context: str, windows: Sequence[tuple[Window, Row]], parameters
 
     Answers with equal text are merged. The score is the sum of theirs and may exceed 1.
     """
-    starts, ends, none = probabilities(windows)
+    none = 1.0
+    answers: dict[str, dict[str, Any]] = {}
     # Alignment to words makes some candidates equal.
     candidates = 2 * parameters.answers + 10 if parameters.align_to_words else parameters.answers
-    answers: dict[str, dict[str, Any]] = {}
-    for number, first, last, score in best_spans(starts, ends, candidates, parameters.max_answer_len):
-        start, end = windows[number][0].span(first, last, words=parameters.align_to_words)
-        text = context[start:end]
-        key = text.lower()
-        if key in answers:
-            answers[key]["score"] += score
-        else:
-            answers[key] = {"score": score, "start": start, "end": end, "answer": text}
+    for window, row in windows:
+        starts, ends, none_here = probabilities(window, row)
+        none = min(none, none_here)
+        for first, last, score in best_spans(starts, ends, candidates, parameters.max_answer_len):
+            start, end = window.span(first, last, words=parameters.align_to_words)
+            text = context[start:end]
+            key = text.lower()
+            if key in answers:
+                answers[key]["score"] += score
+            else:
+                answers[key] = {"score": score, "start": start, "end": end, "answer": text}
     ranked = list(answers.values())
     if parameters.handle_impossible_answer:
-        ranked.append({"score": min(1.0, float(none.min())), "start": 0, "end": 0, "answer": ""})
+        ranked.append({"score": none, "start": 0, "end": 0, "answer": ""})
     return sorted(ranked, key=itemgetter("score"), reverse=True)[: parameters.answers]
 
 
-def probabilities(windows: Sequence[tuple[Window, Row]]) -> tuple[Floats, Floats, Floats]:
-    """Returns the probabilities that the answer starts, (W, N), and ends at each context token, and that none exists.
+def probabilities(window: Window, row: Row) -> tuple[Floats, Floats, float]:
+    """Returns the probabilities that the answer starts and ends at each context token, and that no answer exists."""
+    stop = window.context_start + len(window.part)
+    logits = np.empty((OUTPUTS, 1 + len(window.part)))
+    logits[:, 0] = row[0]  # no answer
+    logits[:, 1:] = row[window.context_start : stop].T
+    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+    # Summed one by one, as numpy sums the columns of a row.
+    starts, ends = odds / np.add.accumulate(odds, axis=1)[:, -1:]
+    return starts[1:], ends[1:], float(starts[0] * ends[0])
 
-    N is the largest number of context tokens of a window. Behind those of a shorter one, the probabilities are NaN.
+
+def best_spans(starts: Floats, ends: Floats, count: int, longest: int) -> list[tuple[int, int, float]]:
+    """Returns the `count` best spans of at most `longest` tokens, best first: first token, last token, score.
+
+    Of equal spans, those that begin first are better, and of these, those that end first.
     """
-    most = max([len(window.part) for window, _ in windows])
-    logits = np.empty((len(windows), OUTPUTS, 1 + most))
-    for own, (window, row) in zip(logits, windows, strict=True):
-        own[:, 0] = row[0]  # no answer
-        stop = 1 + len(window.part)
-        own[:, 1:stop] = row[window.context_start : window.context_start + len(window.part)].T
-        own[:, stop:] = -np.inf
-    odds = np.exp(logits - logits.max(axis=2, keepdims=True))
-    # Summed one by one, so that the zeros behind a short window change no bit.
-    shares = odds / np.add.accumulate(odds, axis=2)[:, :, -1:]
-    none = shares[:, 0, 0] * shares[:, 1, 0]
-    for own, (window, _) in zip(shares, windows, strict=True):
-        own[:, 1 + len(window.part) :] = np.nan
-    return shares[:, 0, 1:], shares[:, 1, 1:], none
-
-
-def best_spans(starts: Floats, ends: Floats, count: int, longest: int) -> list[tuple[int, int, int, float]]:
-    """Returns the `count` best spans of at most `longest` tokens in each window: window, first and last token, score.
-
-    The best are first in each window, and of equal ones those that begin, and then end, first. The probabilities that a
-    span starts and ends at each token, (W, N), are NaN behind the last token of a window.
-    """
-    most = starts.shape[1]
-    longest = min(longest, most)
-    padded = np.full((len(ends), most + longest - 1), np.nan)
-    padded[:, :most] = ends
-    # From each token, the best span ends at the largest of the next probabilities. The `count`th best of these spans
-    # has the lowest score that a span among the best can have. Few tokens begin such a span.
-    upper = np.fmax(starts * _sliding_max(padded, longest), 0.0)
-    lowest = np.partition(upper, most - count)[:, most - count, None] if count < most else np.zeros((len(upper), 1))
-    window, first = (upper >= lowest).nonzero()
-    scores = starts[window, first, None] * padded[window[:, None], first[:, None] + np.arange(longest)]
-    row, length = (scores >= lowest[window]).nonzero()
-    first, worst = first[row], -scores[row, length]  # the lowest are the best
-    columns = window[row].tolist(), worst.tolist(), first.tolist(), (first + length).tolist()
-    ranked = groupby(sorted(zip(*columns, strict=True)), key=itemgetter(0))
-    return [(number, first, last, -score) for _, own in ranked for number, score, first, last in islice(own, count)]
-
-
-def _sliding_max(values: Floats, size: int) -> Floats:
-    """Returns the largest of each number and the `size - 1` after it, except NaN: (W, N + size - 1) becomes (W, N)."""
-    covered = 1
-    while covered < size:
-        step = min(covered, size - covered)
-        values = np.fmax(values[:, :-step], values[:, step:])
-        covered += step
-    return values
+    tokens, longest = len(starts), min(longest, len(starts))
+    padded = np.concatenate([ends, np.full(longest - 1, -1.0)])
+    next_ends = np.ndarray((tokens, longest), padded.dtype, padded, 0, 2 * padded.strides)
+    scores = (starts[:, None] * next_ends).ravel()  # of (first token, length - 1)
+    lowest = max(0.0, float(np.partition(scores, -count)[-count])) if count < len(scores) else 0.0
+    places = np.flatnonzero(scores >= lowest)
+    spans = [
+        (-score, first, first + length)
+        for score, (first, length) in zip(scores[places].tolist(), map(divmod, places.tolist(), repeat(longest)))
+        if first + length < tokens
+    ]
+    return [(first, last, -score) for score, first, last in sorted(spans)[:count]]
 
 
 def _stride(parameters: QaParameters, max_seq_len: int, size: int) -> int:
