@@ -50,16 +50,21 @@ class PieceTexts:
 
     def write(self, ids: Sequence[int]) -> str | None:
         """Returns the text of tokens. None if one of them is unknown, or is not a whole number of characters."""
+        text = self.join(ids)
+        if text is not None:
+            for old, new in self._replacements:
+                text = text.replace(old, new)
+        return text
+
+    def join(self, ids: Sequence[int]) -> str | None:
+        """Returns the same without the replacements."""
         if not ids:
             return ""
         later = self._later
         try:
-            text = "".join([self._first[ids[0]], *[later[number] for number in ids[1:]]])
+            return "".join([self._first[ids[0]], *[later[number] for number in ids[1:]]])
         except LookupError:
             return None
-        for old, new in self._replacements:
-            text = text.replace(old, new)
-        return text
 
 
 class _Texts(dict[int, str]):

@@ -434,6 +434,11 @@ class Tokenizer:
             text: str = " ".join(tokens) if self._decoder is None else self._decoder.decode(list(tokens))
         return text
 
+    def join_ids(self, ids: Sequence[int]) -> str:
+        """Returns the text of tokens, given their ids, as `join`."""
+        text = None if self._piece_texts is None else self._piece_texts.join(ids)
+        return self.join([self.token(number) for number in ids]) if text is None else text
+
     @property
     def tokens(self) -> list[str]:
         """All tokens of the vocabulary, in the order of their ids."""
