@@ -284,7 +284,7 @@ class EmbeddingZeroShot(_Shared):
     def decode(self, request: ZeroShotRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> Any:
         """Returns the labels of each text, or of the only one if `inputs` is a text, best first."""
         labels = request.parameters.labels
-        vectors = np.array([normalized(self._forms.dense(row)) for row in rows])
+        vectors = normalized(self._forms.dense(rows))
         scores = SCALE * (vectors[: -len(labels)] @ vectors[-len(labels) :].T - THRESHOLD)
         independent = request.parameters.multi_label or len(labels) == 1
         if independent:
