@@ -60,9 +60,8 @@ class PieceTexts:
         """Returns the same without the replacements."""
         if not ids:
             return ""
-        later = self._later
         try:
-            return "".join([self._first[ids[0]], *[later[number] for number in ids[1:]]])
+            return "".join([self._first[ids[0]], *map(self._later.__getitem__, ids[1:])])
         except LookupError:
             return None
 

@@ -348,6 +348,10 @@ class Tokenizer:
             encodings = self._text.encode_batch(list(texts), add_special_tokens=False)
         return [_tokens(encoding, max_tokens, from_left=self._from_left) for encoding in encodings]
 
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of each text, without special tokens."""
+        return self._ids(texts, mask=False)
+
     def words(self, words: Sequence[str]) -> list[list[int]]:
         """Returns the ids of each word, which is tokenised by itself (`is_split_into_words` of transformers)."""
         if not words:

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_models.artifact import Manifest
-from swiftlet_models.tokenizer import Encoding, Ids, TextTooLong, Tokenizer
+from swiftlet_models.tokenizer import Encoding, TextTooLong, Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import FieldError, Unprocessable, invalid_value
 from swiftlet_serve.tasks._requests import (
@@ -191,27 +191,26 @@ class FillMask:
 
     def _fill(self, encoding: Encoding, ranking: Ranking, targets: Mapping[int, list[str]]) -> list[Any]:
         """Returns the tokens for each mask of one text. A text with one mask has no outer list."""
-        tokens, scores = ranking.columns, np.exp(ranking.largest - ranking.total, dtype=np.float64)
-        sequences = self._sequences(encoding, tokens)
-        words = self.tokenizer.decode(tokens.reshape(-1, 1).tolist())
-        proposals = [
-            {"score": float(score), "token": int(token), "token_str": word, "sequence": sequence}
-            | ({"targets": targets[int(token)]} if targets else {})
-            for score, token, word, sequence in zip(scores.flat, tokens.flat, words, sequences, strict=True)
-        ]
-        top_k = tokens.shape[1]
-        lists = [proposals[start : start + top_k] for start in range(0, len(proposals), top_k)]
+        scores = np.exp(ranking.largest - ranking.total, dtype=np.float64)
+        masks = zip(encoding.focus.tolist(), ranking.columns.tolist(), scores.tolist(), strict=True)
+        ids, dropped = encoding.input_ids.tolist(), {self.tokenizer.pad_id}
+        if len(encoding.focus) == 1:  # the remaining masks are special tokens too, and the pipeline shows them
+            dropped |= self.tokenizer.special_ids
+        lists = []
+        for position, tokens, own in masks:
+            before, after = ([i for i in part if i not in dropped] for part in (ids[:position], ids[position + 1 :]))
+            sequences = [[*before, *([] if token in dropped else [token]), *after] for token in tokens]
+            written = self.tokenizer.decode([*([token] for token in tokens), *sequences])
+            lists.append(
+                [
+                    {"score": score, "token": token, "token_str": word, "sequence": sequence}
+                    | ({"targets": targets[token]} if targets else {})
+                    for score, token, word, sequence in zip(
+                        own, tokens, written[: len(tokens)], written[len(tokens) :], strict=True
+                    )
+                ]
+            )
         return lists[0] if len(lists) == 1 else lists
-
-    def _sequences(self, encoding: Encoding, tokens: Ids) -> list[str]:
-        """Returns the whole text with each token in place of its mask, mask by mask."""
-        ids, pad = encoding.input_ids.tolist(), self.tokenizer.pad_id
-        rows = []
-        for position, candidates in zip(encoding.focus.tolist(), tokens.tolist(), strict=True):
-            before, after = ([number for number in part if number != pad] for part in (ids[:position], ids[position + 1 :]))
-            rows += [[*before, *([] if token == pad else [token]), *after] for token in candidates]
-        # The remaining masks are special tokens too, and the pipeline shows them.
-        return self.tokenizer.decode(rows, skip_specials=len(encoding.focus) == 1)
 
     def _targets(self, request: FillMaskRequest) -> dict[int, list[str]]:
         """Returns the targets by the token that they stand for, or an empty mapping if every token is allowed.

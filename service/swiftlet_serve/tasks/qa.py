@@ -8,7 +8,6 @@ of the context are candidates. The pipeline adds empty answers with score 0 if i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
 from operator import itemgetter
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -321,17 +320,28 @@ def best_spans(starts: Floats, ends: Floats, count: int, longest: int) -> list[t
     Of equal spans, those that begin first are better, and of these, those that end first.
     """
     tokens, longest = len(starts), min(longest, len(starts))
-    padded = np.concatenate([ends, np.full(longest - 1, -1.0)])
-    next_ends = np.ndarray((tokens, longest), padded.dtype, padded, 0, 2 * padded.strides)
-    scores = (starts[:, None] * next_ends).ravel()  # of (first token, length - 1)
-    lowest = max(0.0, float(np.partition(scores, -count)[-count])) if count < len(scores) else 0.0
-    places = np.flatnonzero(scores >= lowest)
-    spans = [
-        (-score, first, first + length)
-        for score, (first, length) in zip(scores[places].tolist(), map(divmod, places.tolist(), repeat(longest)))
-        if first + length < tokens
-    ]
+    padded = np.zeros(tokens + longest - 1)
+    padded[:tokens] = ends
+    # The best span from a token ends at the largest of the next probabilities. The `count`th best of these spans has
+    # the lowest score that may be returned, so that few tokens begin such a span.
+    best = starts * _sliding_max(padded, longest)
+    lowest = np.partition(best, -count)[-count] if count < tokens else 0.0
+    begins = np.flatnonzero(best >= lowest)
+    scores = starts[begins, None] * padded[begins[:, None] + np.arange(longest)]
+    row, length = np.nonzero(scores >= lowest)
+    columns = scores[row, length].tolist(), begins[row].tolist(), length.tolist()
+    spans = [(-score, first, first + more) for score, first, more in zip(*columns, strict=True) if first + more < tokens]
     return [(first, last, -score) for score, first, last in sorted(spans)[:count]]
+
+
+def _sliding_max(values: Floats, size: int) -> Floats:
+    """Returns the largest of each number and the `size - 1` after it: N + size - 1 numbers become N."""
+    covered = 1
+    while covered < size:
+        step = min(covered, size - covered)
+        values = np.maximum(values[:-step], values[step:])
+        covered += step
+    return values
 
 
 def _stride(parameters: QaParameters, max_seq_len: int, size: int) -> int:

@@ -192,8 +192,8 @@ class _Shared:
             Unprocessable: a text or a label is empty, or there are no labels or too many.
         """
         texts, labels = _checked(request)
-        for i, (label, tokens) in enumerate(zip(labels, self.tokenizer.tokenize(labels), strict=True)):
-            if is_blank(label) or not len(tokens):
+        for i, (label, ids) in enumerate(zip(labels, self.tokenizer.ids(labels), strict=True)):
+            if is_blank(label) or not ids:
                 place = f"{LABELS}/{i}" if isinstance(request.parameters.candidate_labels, list) else LABELS
                 raise invalid_value(place, "empty", "A label is empty. Send labels that are not blank.")
         return texts, labels
