@@ -448,16 +448,15 @@ class Tokenizer:
         """All tokens of the vocabulary, in the order of their ids."""
         return [self.token(number) for number in range(self.vocab_size)]
 
-    def decode(self, rows: Sequence[Sequence[int]], *, skip_specials: bool = False) -> list[str]:
+    def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """Returns the text of each row of ids. Equals `decode` of transformers."""
-        special = self.special_ids if skip_specials else frozenset()
-        return [self._write([number for number in row if number not in special]) for row in rows]
+        return [self._write(row) for row in rows]
 
-    def _write(self, ids: list[int]) -> str:
+    def _write(self, ids: Sequence[int]) -> str:
         text = None if self._piece_texts is None else self._piece_texts.write(ids)
         if text is None:
             with library_calls():
-                text = self._whole.decode(ids, skip_special_tokens=False)
+                text = self._whole.decode(list(ids), skip_special_tokens=False)
         return text
 
     @functools.cached_property

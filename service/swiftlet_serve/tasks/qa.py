@@ -330,7 +330,9 @@ def best_spans(starts: Floats, ends: Floats, count: int, longest: int) -> list[t
     scores = starts[begins, None] * padded[begins[:, None] + np.arange(longest)]
     row, length = np.nonzero(scores >= lowest)
     columns = scores[row, length].tolist(), begins[row].tolist(), length.tolist()
-    spans = [(-score, first, first + more) for score, first, more in zip(*columns, strict=True) if first + more < tokens]
+    spans = [
+        (-score, first, first + more) for score, first, more in zip(*columns, strict=True) if first + more < tokens
+    ]
     return [(first, last, -score) for score, first, last in sorted(spans)[:count]]
 
 

@@ -8,7 +8,7 @@ list.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, groupby, pairwise
 from operator import attrgetter
 from typing import Any, Final
@@ -26,7 +26,9 @@ GROUP: Final = 10_000  # four digits, which are looked up together
 
 _PLACE: Final = secrets.token_hex(16)  # stands for an array. No client can know this text, and send it
 _QUOTED: Final = b'"%b"' % _PLACE.encode()
-_STARTS: Final = np.frombuffer(b"".join([b",%c%d." % (sign, digit) for sign in b" -" for digit in range(10)]), np.uint32)
+_STARTS: Final = np.frombuffer(
+    b"".join([b",%c%d." % (sign, digit) for sign in b" -" for digit in range(10)]), np.uint32
+)
 _DIGITS: Final = np.frombuffer(b"".join([b"%04d" % number for number in range(GROUP)]), np.uint32)
 
 
@@ -56,18 +58,21 @@ def write(value: object, fallback: Callable[[Any], Any] | None = None, **options
         return text
     first, *others = text.split(_QUOTED)
     parts: list[bytes | memoryview] = [first]
-    written = chain.from_iterable(_write_arrays(list(own)) for _, own in groupby(arrays, key=attrgetter("dtype")))
+    by_type = groupby(arrays, key=attrgetter("dtype"))
+    written = chain.from_iterable(_write_arrays(list(own), options) for _, own in by_type)
     for array, other in zip(written, others, strict=True):
         parts += *array, other
     return b"".join(parts)
 
 
-def _write_arrays(arrays: Sequence[NDArray[Any]]) -> Iterator[tuple[bytes | memoryview, ...]]:
+def _write_arrays(
+    arrays: Sequence[NDArray[Any]], options: Mapping[str, Any]
+) -> Iterator[tuple[bytes | memoryview, ...]]:
     """Yields arrays of one type as JSON, each as the parts of a list."""
     lengths = [len(array) for array in arrays]
     text = _write_decimals(np.concatenate(arrays)) if sum(lengths) > FEW and arrays[0].dtype == np.float64 else None
     if text is None:
-        yield from [(to_json(array.tolist()),) for array in arrays]
+        yield from [(to_json(array.tolist(), **options),) for array in arrays]
         return
     for start, end in pairwise(accumulate([BYTES * length for length in lengths], initial=0)):
         yield b"[", text[start + 1 : end], b"]"
