@@ -45,7 +45,8 @@ class PieceTexts:
         has_others = len(steps) > 1 and steps[1:] != [{"type": "Fuse"}, *replaced]
         if steps[0] is None or steps[0]["type"] not in BY_TOKEN or has_others:
             return None
-        decoder = tokenizer_json.decoder(document | {"decoder": steps[0]})
+        decoder = tokenizer_json.decoder({**document, "decoder": steps[0]})
+        assert decoder is not None  # noqa: S101  # for the type checker
         return cls(decoder, token, [(step["pattern"]["String"], step["content"]) for step in replaced])
 
     def write(self, ids: Sequence[int]) -> str | None:

@@ -270,7 +270,7 @@ class Embed:
         vectors = finish(self.forms.dense(rows)[:, : parameters.dimensions])
         if parameters.truncation == _windows.WINDOW:
             join = _windows.JOINS[parameters.window]
-            vectors = np.array(_windows.joined(encodings, vectors, lambda *windows: finish(join(*windows))))
+            vectors = np.array(_windows.joined(encodings, list(vectors), lambda *windows: finish(join(*windows))))
         return _vectors.write(vectors, parameters.encoding_format)
 
     def split(self, request: EmbedRequest) -> list[EmbedRequest]:
