@@ -174,6 +174,14 @@ def create(tokenizer: Tokenizer, manifest: Manifest) -> Entities | LabelledEntit
     return Entities(tokenizer, manifest)
 
 
+class Tokens(NamedTuple):
+    """The tokens of a window."""
+
+    text: str  # the whole text
+    ids: list[int]
+    spans: list[list[int]]  # start and end of each token in the text
+
+
 class Marks(NamedTuple):
     """M tokens or words of a window, each with its label."""
 
@@ -388,14 +396,6 @@ class Entities(_Shared):
             start, end = tokens.spans[number]
             return tokens.text[start:end]
         return self.tokenizer.token(tokens.ids[number])
-
-
-class Tokens(NamedTuple):
-    """The tokens of a window."""
-
-    text: str  # the whole text
-    ids: list[int]
-    spans: list[list[int]]  # start and end of each token in the text
 
 
 class LabelledEntities(_Shared):

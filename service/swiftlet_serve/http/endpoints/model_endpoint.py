@@ -29,7 +29,7 @@ MARGIN: Final = 4
 """Factor on the maximum size, for a response whose minimum size is within the maximum. No answer is then lost."""
 
 MAX_INLINE_SEQUENCES: Final = 64
-"""Maximum sequences of a request whose response is written on the event loop: 64 vectors take 2 ms."""
+"""Maximum sequences of a request whose response is written on the event loop: 64 vectors take 0.5 ms."""
 
 COMPUTE_HEADERS: Final = (
     "X-Compute-Type",
