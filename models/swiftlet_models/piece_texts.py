@@ -13,7 +13,9 @@ from typing import Any, Final
 from tokenizers.decoders import Decoder
 
 from swiftlet_models import tokenizer_json
+from swiftlet_models.checkpoint_tokenizer import library_calls
 
+BEHIND: Final = "a"  # a token that every decoder writes as it is
 BY_TOKEN: Final = ("WordPiece", "Metaspace", "ByteLevel")
 LOST: Final = "\ufffd"  # stands for bytes that are no character, as tokens of a byte-level tokenizer may be
 
@@ -32,21 +34,20 @@ class PieceTexts:
             replacements: made in the text of all tokens, one after the other.
         """
         self._first = _Texts(decoder, token, behind="")
-        self._later = _Texts(decoder, token, behind="a")
+        self._later = _Texts(decoder, token, behind=BEHIND)
         self._replacements = replacements
 
     @classmethod
     def of(cls, document: Mapping[str, Any], token: Callable[[int], str | None]) -> PieceTexts | None:
         """Returns the texts for a `tokenizer.json`, or None if its decoder does not write tokens by themselves."""
-        steps = [document["decoder"]]
-        if steps[0] is not None and steps[0]["type"] == "Sequence":
-            steps = steps[0]["decoders"]
-        replaced = [step for step in steps[1:] if step["type"] == "Replace" and "String" in step["pattern"]]
-        has_others = len(steps) > 1 and steps[1:] != [{"type": "Fuse"}, *replaced]
-        if steps[0] is None or steps[0]["type"] not in BY_TOKEN or has_others:
+        whole = document["decoder"] or {"type": None}
+        steps = whole["decoders"] if whole["type"] == "Sequence" else [whole]
+        replaced = [step for step in steps if step["type"] == "Replace" and step["pattern"].get("String")]
+        if not steps or steps[0]["type"] not in BY_TOKEN or steps[1:] not in ([], [{"type": "Fuse"}, *replaced]):
             return None
         decoder = tokenizer_json.decoder({**document, "decoder": steps[0]})
-        assert decoder is not None  # noqa: S101  # for the type checker
+        if decoder is None or decoder.decode([BEHIND]) != BEHIND:
+            return None
         return cls(decoder, token, [(step["pattern"]["String"], step["content"]) for step in replaced])
 
     def write(self, ids: Sequence[int]) -> str | None:
@@ -78,7 +79,8 @@ class _Texts(dict[int, str]):
         token = self._token(number)
         if token is None:
             raise LookupError
-        text: str = self._decoder.decode([self._behind, token] if self._behind else [token])
+        with library_calls():
+            text: str = self._decoder.decode([self._behind, token] if self._behind else [token])
         if LOST in text:
             raise LookupError
         self[number] = text = text[len(self._behind) :]

@@ -85,6 +85,9 @@ def test_a_sequence_with_an_unknown_id_has_no_text(name: str) -> None:
     [
         None,
         decoders.BPEDecoder(),
+        decoders.Sequence([]),
+        decoders.Sequence([decoders.WordPiece(), decoders.Fuse(), decoders.Replace("", "-")]),
+        decoders.Metaspace(replacement="a"),
         decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()]),
         decoders.Sequence([decoders.WordPiece(), *SPACES]),  # replaces within tokens
         decoders.Sequence([decoders.Metaspace(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]),
