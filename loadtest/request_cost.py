@@ -188,7 +188,7 @@ def main() -> None:
     arguments = parser.parse_args()
     trees = {"now": ROOT} if arguments.before is None else {"before": arguments.before.resolve(), "now": ROOT}
     lines = [
-        f"{current_environment('tokenizers').description()} Engine echo, {CALLERS} callers. Microseconds of CPU time.\n",
+        f"{current_environment('tokenizers').description()} Echo engine, {CALLERS} callers. CPU time in µs.\n",
         f"| request | code | {' | '.join(STAGES)} | the rest | HTTP process | engine's process |",
         f"|{'---|' * (len(STAGES) + 5)}",
     ]

@@ -1,6 +1,6 @@
 """Runs the stages of requests, for `request_cost`, which starts this file with the code of a working tree.
 
-Each line of stdin names an artifact, a task and bodies. A line of stdout has the microseconds of CPU time of each stage.
+Each line of stdin names an artifact, a task and bodies. A line of stdout has the microseconds of each stage.
 """
 
 from __future__ import annotations
