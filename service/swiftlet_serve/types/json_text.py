@@ -8,9 +8,7 @@ list.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain, groupby, pairwise
-from operator import attrgetter
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +17,7 @@ from pydantic_core import to_json
 
 DECIMALS: Final = 8
 BYTES: Final = 12  # of a number
-FEW: Final = 1024  # numbers that are written as fast as a list
+FEW: Final = 256  # fewer numbers take no longer as a list
 BLOCK: Final = 8192  # numbers that are written at a time: their arrays stay in the cache
 LARGEST: Final = 10**9  # of a number times 10 to the power of `DECIMALS`: one digit is before the point
 GROUP: Final = 10_000  # four digits, which are looked up together
@@ -58,28 +56,26 @@ def write(value: object, fallback: Callable[[Any], Any] | None = None, **options
         return text
     first, *others = text.split(_QUOTED)
     parts: list[bytes | memoryview] = [first]
-    by_type = groupby(arrays, key=attrgetter("dtype"))
-    written = chain.from_iterable(_write_arrays(list(own), options) for _, own in by_type)
-    for array, other in zip(written, others, strict=True):
-        parts += *array, other
+    decimals, end = _write_decimals(arrays), 0
+    for array, other in zip(arrays, others, strict=True):
+        if decimals is None:
+            parts += to_json(array.tolist(), **options), other
+        else:
+            start, end = end, end + BYTES * len(array)
+            parts += b"[", decimals[start + 1 : end], b"]", other
     return b"".join(parts)
 
 
-def _write_arrays(
-    arrays: Sequence[NDArray[Any]], options: Mapping[str, Any]
-) -> Iterator[tuple[bytes | memoryview, ...]]:
-    """Yields arrays of one type as JSON, each as the parts of a list."""
-    lengths = [len(array) for array in arrays]
-    text = _write_decimals(np.concatenate(arrays)) if sum(lengths) > FEW and arrays[0].dtype == np.float64 else None
-    if text is None:
-        yield from [(to_json(array.tolist(), **options),) for array in arrays]
-        return
-    for start, end in pairwise(accumulate([BYTES * length for length in lengths], initial=0)):
-        yield b"[", text[start + 1 : end], b"]"
+def _write_decimals(arrays: Sequence[NDArray[Any]]) -> memoryview | None:
+    """Returns the numbers of arrays with 8 decimals, each with a comma before it.
 
-
-def _write_decimals(numbers: NDArray[np.float64]) -> memoryview | None:
-    """Returns numbers with 8 decimals, each with a comma before it. None if this is not exact for each of them."""
+    None if there are few, or if one of them is an integer or needs other digits.
+    """
+    if any(array.dtype != np.float64 for array in arrays):
+        return None
+    numbers = np.concatenate(arrays)
+    if len(numbers) < FEW:
+        return None
     words = np.empty((len(numbers), 3), np.uint32)
     for start in range(0, len(numbers), BLOCK):
         part, own = numbers[start : start + BLOCK], words[start : start + BLOCK]
