@@ -14,7 +14,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from swiftlet_serve.types import json_text
 
-LENGTH = json_text.FEW  # of a vector that is not written as a list
+LENGTH = json_text.BLOCK + 9  # of a vector that is written in two parts
 
 
 def bits(numbers: object) -> list[int]:

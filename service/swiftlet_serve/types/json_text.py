@@ -17,7 +17,6 @@ from pydantic_core import to_json
 
 DECIMALS: Final = 8
 BYTES: Final = 12  # of a number
-FEW: Final = 256  # fewer numbers take no longer as a list
 BLOCK: Final = 8192  # numbers that are written at a time: their arrays stay in the cache
 LARGEST: Final = 10**9  # of a number times 10 to the power of `DECIMALS`: one digit is before the point
 GROUP: Final = 10_000  # four digits, which are looked up together
@@ -69,13 +68,11 @@ def write(value: object, fallback: Callable[[Any], Any] | None = None, **options
 def _write_decimals(arrays: Sequence[NDArray[Any]]) -> memoryview | None:
     """Returns the numbers of arrays with 8 decimals, each with a comma before it.
 
-    None if there are few, or if one of them is an integer or needs other digits.
+    None if one of them is an integer or needs other digits.
     """
     if any(array.dtype != np.float64 for array in arrays):
         return None
     numbers = np.concatenate(arrays)
-    if len(numbers) < FEW:
-        return None
     words = np.empty((len(numbers), 3), np.uint32)
     for start in range(0, len(numbers), BLOCK):
         part, own = numbers[start : start + BLOCK], words[start : start + BLOCK]
