@@ -137,7 +137,7 @@ class Pipeline:
         priority: Priority = "interactive",
         record: RequestRecord | None = None,
     ) -> Any:
-        """Returns the response to a request of this model's task, as JSON-serialisable values.
+        """Returns the response to a request of this model's task, as values for `json_text.write`.
 
         Args:
             request: the parsed request.
