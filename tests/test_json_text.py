@@ -76,4 +76,8 @@ def test_a_text_that_looks_like_an_array_stays_text() -> None:
 def test_other_types_are_errors_unless_there_is_a_fallback() -> None:
     with pytest.raises(PydanticSerializationError):
         json_text.write([object()])
-    assert json_text.write([vector(0)[:1], 1j], fallback=str) == b'[[%b],"1j"]' % to_json(vector(0)[0].item())
+    assert json.loads(json_text.write([vector(0)[:1], 1j], fallback=str)) == [[vector(0)[0]], "1j"]
+
+
+def test_an_array_may_be_empty() -> None:
+    assert json.loads(json_text.write([vector(0)[:0], vector(1)[:2]])) == [[], vector(1)[:2].tolist()]
