@@ -19,6 +19,7 @@ import functools
 import json
 import os
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from swiftlet_models import tokenizer_json, tokenizer_safety
 from swiftlet_models.added_tokens import TokenizerError
 from swiftlet_models.artifact import Reading
 from swiftlet_models.checkpoint_tokenizer import library_calls, read_directory, read_limits
+from swiftlet_models.piece_texts import PieceTexts
 from swiftlet_models.token_ranges import first_length, mirrored, pair_lengths, window_ranges
 from swiftlet_models.word_pieces import WordPieces
 
@@ -76,16 +78,6 @@ class Encoding:
 
 
 @dataclass(frozen=True, eq=False)
-class Window(Encoding):
-    """A question and C consecutive tokens of its context. The head reads all L tokens."""
-
-    question_index: int  # of the question in the request
-    context_start: int  # position of the first context token in the sequence
-    token_spans: Ids  # (C, 2): start and end of each context token in the context, in code points
-    word_spans: Ids  # (C, 2): start and end of the part of its word that the window holds
-
-
-@dataclass(frozen=True, eq=False)
 class TokenizedText:
     """A text as n tokens, without special tokens."""
 
@@ -100,6 +92,39 @@ class TokenizedText:
     def part(self, start: int, stop: int) -> TokenizedText:
         """Returns the tokens from `start` up to `stop`. Their offsets still refer to the whole text."""
         return TokenizedText(self.ids[start:stop], self.offsets[start:stop], self.word_ids[start:stop])
+
+
+@dataclass(frozen=True, eq=False)
+class Window(Encoding):
+    """A question and C consecutive tokens of its context. The head reads all L tokens."""
+
+    question_index: int  # of the question in the request
+    context_start: int  # position of the first context token in the sequence
+    context: TokenizedText  # the whole context, which its windows share
+    part: range  # of its tokens, of length C
+    takes_space: bool  # whether the part begins with the space before its first token
+
+    @property
+    def token_spans(self) -> Ids:
+        """Start and end of each context token in the context, in code points, (C, 2)."""
+        spans = self.context.offsets[self.part.start : self.part.stop]
+        if self.takes_space:
+            spans = spans.copy()
+            spans[0, 0] -= 1
+        return spans
+
+    def span(self, first: int, last: int, *, words: bool) -> tuple[int, int]:
+        """Returns start and end in the context of two of the context tokens and those between, in code points.
+
+        With `words`, the span extends to the words of both tokens, as far as the window holds them.
+        """
+        first, last = self.part[first], self.part[last]
+        if words:
+            ids = self.context.word_ids.data
+            first = bisect_left(ids, ids[first], self.part.start, first)
+            last = bisect_right(ids, ids[last], last, self.part.stop) - 1
+        takes_space = self.takes_space and first == self.part.start
+        return self.context.offsets.item(first, 0) - takes_space, self.context.offsets.item(last, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -324,6 +349,10 @@ class Tokenizer:
             encodings = self._text.encode_batch(list(texts), add_special_tokens=False)
         return [_tokens(encoding, max_tokens, from_left=self._from_left) for encoding in encodings]
 
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of each text, without special tokens."""
+        return self._ids(texts, mask=False)
+
     def words(self, words: Sequence[str]) -> list[list[int]]:
         """Returns the ids of each word, which is tokenised by itself (`is_split_into_words` of transformers)."""
         if not words:
@@ -410,16 +439,30 @@ class Tokenizer:
             text: str = " ".join(tokens) if self._decoder is None else self._decoder.decode(list(tokens))
         return text
 
+    def join_ids(self, ids: Sequence[int]) -> str:
+        """Returns the text of tokens, given their ids, as `join`."""
+        text = None if self._piece_texts is None else self._piece_texts.join(ids)
+        return self.join([self.token(number) for number in ids]) if text is None else text
+
     @property
     def tokens(self) -> list[str]:
         """All tokens of the vocabulary, in the order of their ids."""
         return [self.token(number) for number in range(self.vocab_size)]
 
-    def decode(self, rows: Sequence[Sequence[int]], *, skip_specials: bool = False) -> list[str]:
+    def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """Returns the text of each row of ids. Equals `decode` of transformers."""
-        with library_calls():
-            texts: list[str] = self._whole.decode_batch([list(row) for row in rows], skip_special_tokens=skip_specials)
-        return texts
+        return [self._write(row) for row in rows]
+
+    def _write(self, ids: Sequence[int]) -> str:
+        text = None if self._piece_texts is None else self._piece_texts.write(ids)
+        if text is None:
+            with library_calls():
+                text = self._whole.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    @functools.cached_property
+    def _piece_texts(self) -> PieceTexts | None:
+        return PieceTexts.of(self._document, self._whole.id_to_token)
 
     @functools.cached_property
     def _decoder(self) -> Any:
@@ -516,18 +559,15 @@ class Tokenizer:
         self, question: TokenizedText, context: TokenizedText, question_index: int, start: int, stop: int
     ) -> Window:
         input_ids, token_type_ids, starts = self._assemble([question.ids, context.ids[start:stop]])
-        token_spans = context.offsets[start:stop]
-        if start and self._first_space_kept and str(self._whole.id_to_token(context.ids[start])).startswith("Ġ"):
-            token_spans = token_spans.copy()
-            token_spans[0, 0] -= 1
         return Window(
             input_ids=input_ids,
             token_type_ids=token_type_ids,
             focus=np.arange(len(input_ids)),
             question_index=question_index,
             context_start=starts[1],
-            token_spans=token_spans,
-            word_spans=_word_spans(token_spans, context.word_ids[start:stop]),
+            context=context,
+            part=range(start, stop),
+            takes_space=start > 0 and self._first_space_kept and self.token(int(context.ids[start])).startswith("Ġ"),
         )
 
     def _assemble(self, parts: Sequence[Sequence[int] | Ids]) -> tuple[Ids, Ids, list[int]]:
@@ -559,10 +599,3 @@ def _tokens(encoding: Any, max_tokens: int | None, *, from_left: bool) -> Tokeni
 
 def _array(values: Any) -> Ids:
     return np.array(values, np.int64)
-
-
-def _word_spans(token_spans: Ids, word_ids: Ids) -> Ids:
-    """Returns the start and end of each token's word."""
-    first = np.searchsorted(word_ids, word_ids, side="left")
-    last = np.searchsorted(word_ids, word_ids, side="right") - 1
-    return np.stack([token_spans[first, 0], token_spans[last, 1]], axis=1)

@@ -79,9 +79,9 @@ def test_tokenizer_offsets_slice_the_original_text(loaded, trained, text):
 
 def test_tokenizer_decodes_lower_cased_text_without_accents(loaded):
     texts = ["the miller at the cafe", "마을은 조용하고 강물은 천천히 흐른다"]
-    rows = [encoding.input_ids.tolist() for encoding in loaded.encode(["The Miller at the Café", texts[1]], 64)]
+    rows = loaded.ids(["The Miller at the Café", texts[1]])
 
-    assert loaded.decode(rows, skip_specials=True) == texts
+    assert loaded.decode(rows) == texts
 
 
 def test_tokenizer_adds_special_tokens_and_token_types(loaded):

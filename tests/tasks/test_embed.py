@@ -20,6 +20,7 @@ from swiftlet_serve import evaluation
 from swiftlet_serve.errors import Unprocessable
 from swiftlet_serve.tasks import embed
 from swiftlet_serve.tasks._requests import MAX_INPUTS
+from swiftlet_serve.types import json_text
 from tests.support.task_requests import LABELS, MAX_TOKENS, encode, manifest, rejection
 
 WIDTH = 4
@@ -39,7 +40,13 @@ def make(tokenizer: Tokenizer, **settings: Any) -> embed.Embed:
 
 def decode(task: embed.Embed, inputs: object = "a", **parameters: object) -> Any:
     request = task.Request.model_validate({"inputs": inputs, "parameters": parameters})
-    return task.decode(request, task.encode(request), [ROW] * (len(inputs) if isinstance(inputs, list) else 1))
+    rows = [ROW] * (len(inputs) if isinstance(inputs, list) else 1)
+    return received(task.decode(request, task.encode(request), rows))
+
+
+def received(answer: object) -> Any:
+    """Returns an answer as a client reads it."""
+    return json.loads(json_text.write(answer))
 
 
 def test_embed_returns_a_list_of_vectors_for_one_text_and_for_several(embedder: embed.Embed) -> None:
@@ -72,7 +79,7 @@ def test_embed_writes_vectors_in_fewer_bits(tokenizer: Tokenizer) -> None:
 
     def written(encoding: str, **parameters: object) -> Any:
         request = wide.Request.model_validate({"inputs": "a", "parameters": {"encoding_format": encoding} | parameters})
-        return wide.decode(request, wide.encode(request), [np.array(signs, np.float32)])
+        return received(wide.decode(request, wide.encode(request), [np.array(signs, np.float32)]))
 
     assert written("int8") == [[29, -39, 0, 117, 0, 0, 0, 0]]
     assert written("uint8", dimensions=2) == [[128 + 76, 128 - 102]]
@@ -205,7 +212,8 @@ def test_embed_splits_a_request_into_its_texts(embedder: embed.Embed) -> None:
     parts = embedder.split(request)
 
     assert [one.inputs for one in parts] == ["a", "b"]
-    assert embedder.single(embedder.decode(parts[0], embedder.encode(parts[0]), [ROW])) == [0.6, 0.8]
+    answer = embedder.decode(parts[0], embedder.encode(parts[0]), [ROW])
+    assert received(embedder.single(answer)) == [0.6, 0.8]
 
 
 def test_create_rejects_an_artifact_without_pooling(tokenizer: Tokenizer) -> None:

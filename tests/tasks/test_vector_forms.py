@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from swiftlet_serve.tasks import embed, rerank, zero_shot
 from swiftlet_serve.tasks._forms import answer_fields
 from swiftlet_serve.tasks._vector_forms import Sparse as Weights
 from swiftlet_serve.tasks._vector_forms import dot, max_sim, similarity
+from swiftlet_serve.types import json_text
 from tests.support.task_requests import encode, manifest, rejection
 
 DENSE, SEVERAL = 4, 2
@@ -34,7 +36,13 @@ def make(tokenizer: Tokenizer, about: Embedding, module: Any = embed) -> Any:
 def answer(task: Any, row: np.ndarray, inputs: str = "a film", **parameters: Any) -> Any:
     request = task.Request.model_validate({"inputs": inputs, "parameters": parameters})
     encodings = task.encode(request)
-    return task.decode(request, encodings, [row[: len(one.focus)].astype(np.float32) for one in encodings])[0]
+    answers = task.decode(request, encodings, [row[: len(one.focus)].astype(np.float32) for one in encodings])
+    return received(answers)[0]
+
+
+def received(answer: object) -> Any:
+    """Returns an answer as a client reads it."""
+    return json.loads(json_text.write(answer))
 
 
 def test_splade_weighs_the_vocabulary(tokenizer: Tokenizer) -> None:
@@ -155,8 +163,8 @@ def test_windows_become_the_largest_weights_and_all_vectors(tokenizer: Tokenizer
     request = task.Request.model_validate({"inputs": "a film " * 60, "parameters": options})
     windows = task.encode(request)
     rows = [table[one.input_ids[one.focus]].astype(np.float32) for one in windows]
-    (found,) = task.decode(request, windows, rows)
-    alone = [task.decode(request, [one], [row])[0] for one, row in zip(windows, rows, strict=True)]
+    (found,) = received(task.decode(request, windows, rows))
+    alone = [received(task.decode(request, [one], [row]))[0] for one, row in zip(windows, rows, strict=True)]
 
     assert len(windows) > 2
     lengths = [len(one.input_ids) for one in windows]

@@ -21,7 +21,7 @@ def vectors() -> Any:
 
 
 def write(vectors: Any, chosen: Any) -> Any:
-    return np.array(_vectors.write(list(vectors), chosen))
+    return np.array(_vectors.write(vectors, chosen))
 
 
 @pytest.mark.parametrize("chosen", ["int8", "uint8"])
@@ -44,7 +44,7 @@ def test_binary_equals_sentence_transformers(chosen: Any, vectors: Any) -> None:
 
 
 def test_base64_is_read_as_it_was_written(vectors: Any) -> None:
-    texts = _vectors.write(list(vectors), "base64")
+    texts = _vectors.write(vectors, "base64")
     assert np.array_equal([_vectors.read_base64(text) for text in texts], vectors.astype(np.float32))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from swiftlet_models.tokenizer import Encoding, Tokenizer, TooManyWindows
 from swiftlet_serve.errors import Unprocessable
 from swiftlet_serve.tasks import classify, embed, rerank, zero_shot
 from swiftlet_serve.tasks._requests import MAX_INPUTS
+from swiftlet_serve.types import json_text
 from tests.support.task_requests import LABELS, MAX_TOKENS, encode, manifest, rejection
 
 WIDTH = 4
@@ -87,7 +89,7 @@ class Network:
 def answer(task: Any, network: Network, inputs: object, **parameters: object) -> Any:
     request = task.Request.model_validate({"inputs": inputs, "parameters": parameters})
     encodings = task.encode(request)
-    return task.decode(request, encodings, network(encodings))
+    return json.loads(json_text.write(task.decode(request, encodings, network(encodings))))
 
 
 @pytest.fixture(params=[True, False], ids=["normalized", "raw"])

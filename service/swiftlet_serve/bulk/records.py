@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from pydantic_core import to_json
+from swiftlet_serve.types import json_text
 
 CHUNK_ROWS: Final = 2048  # rows that are read, encoded and sorted together
 
@@ -80,7 +80,7 @@ class Layout:
 
 def as_json(value: object) -> bytes:
     """Returns a value as JSON. Types that JSON lacks become texts."""
-    return to_json(value, bytes_mode="base64", inf_nan_mode="null", fallback=str)
+    return json_text.write(value, str, bytes_mode="base64", inf_nan_mode="null")
 
 
 def as_text(value: object) -> str | None:

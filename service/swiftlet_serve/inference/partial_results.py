@@ -8,8 +8,7 @@ the request.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Final, Generic, NamedTuple
 
@@ -51,19 +50,17 @@ def encode_whole(task: Task[RequestT, EncodingT], request: RequestT) -> Sequence
         Internal: the model's tokenizer failed on a text.
         Unprocessable: the request is invalid.
     """
-    with _tokenizer_faults():
-        return task.encode(request)
-
-
-@contextmanager
-def _tokenizer_faults() -> Iterator[None]:
-    """Turns a failure of the tokenizer into an error of the request, and logs it without the text."""
     try:
-        yield
+        return task.encode(request)
     except TokenizerFault as fault:
-        log.error("a model's tokenizer failed on a text: %s", type(fault.__cause__).__name__)  # noqa: TRY400  # no trace
-        detail = "The model's tokenizer failed on a text of this request. The fault is the model's: tell its operator."
-        raise Internal("tokenizer_failed", detail) from None
+        raise _failed(fault) from None
+
+
+def _failed(fault: TokenizerFault) -> Internal:
+    """Returns the error of a request on whose text the tokenizer failed, and logs the fault without the text."""
+    log.error("a model's tokenizer failed on a text: %s", type(fault.__cause__).__name__)
+    detail = "The model's tokenizer failed on a text of this request. The fault is the model's: tell its operator."
+    return Internal("tokenizer_failed", detail)
 
 
 def truncated(task: Task[Any, Any], request: Any, inputs: Sequence[Input[Any, Any]]) -> tuple[str, ...]:
@@ -105,8 +102,10 @@ def _decode(task: Task[Any, Any], input_: Input[Any, Any], outcomes: Sequence[Ou
         if isinstance(outcome, Internal):
             raise outcome
         rows.append(outcome)
-    with _tokenizer_faults():
+    try:
         return task.decode(input_.request, input_.encodings, rows)
+    except TokenizerFault as fault:
+        raise _failed(fault) from None
 
 
 def _decode_or_error(task: Task[Any, Any], input_: Input[Any, Any], outcomes: Sequence[Outcome]) -> object:

@@ -26,7 +26,7 @@ from swiftlet_serve.types import Deadline, Outcome, Priority, Row, Task
 from swiftlet_serve.types.topk import Ranked
 
 MAX_INLINE_CHARACTERS: Final = 300  # encoding up to this many takes no longer than a thread switch (0.15 ms)
-MAX_INLINE_VALUES: Final = 256  # decoding up to this many numbers takes no longer than a thread switch (0.1 ms)
+MAX_INLINE_VALUES: Final = 2048  # decoding up to this many numbers takes no longer than a few thread switches (0.3 ms)
 # Limit of one request, whose rows stay in memory until the last one arrives. A task with small rows may allow more.
 MAX_SEQUENCES: Final = 256
 
@@ -159,7 +159,7 @@ class Pipeline:
         record: RequestRecord | None = None,
         together: Together | None = None,
     ) -> Any:
-        """Returns the response to a request of this model's task, as JSON-serialisable values.
+        """Returns the response to a request of this model's task, as values for `json_text.write`.
 
         Args:
             request: the parsed request.

@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, get_args
 
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from swiftlet_models.artifact import Output
 from swiftlet_serve.tasks._vector_forms import read, similarity
+from swiftlet_serve.types import json_text
 
 EQUAL_VECTORS: Final = 0.99  # the least cosine of two embeddings that agree
 
@@ -38,7 +39,7 @@ def compare(served: Any, candidate: Any, *, several: bool) -> Agreement:
 
 
 def _per_input(answer: Any, several: bool) -> list[Any]:
-    plain = from_json(to_json(answer))
+    plain = from_json(json_text.write(answer))
     return plain if several or (isinstance(plain, list) and plain and isinstance(plain[0], list)) else [plain]
 
 

@@ -139,9 +139,9 @@ class Forms:
         has = positions >= several.first
         return has if is_query else has & ~np.isin(ids, several.ignored)
 
-    def dense(self, row: Row) -> Floats:
-        """Returns the vector of a text, (width,)."""
-        return row[0, : self.width].astype(np.float64)
+    def dense(self, rows: Sequence[Row]) -> Floats:
+        """Returns the vectors of texts, (N, width)."""
+        return np.array([row[0, : self.width] for row in rows], np.float64)
 
     def sparse(self, row: Row, encoding: Encoding) -> Sparse:
         """Returns the weights of a text."""
@@ -173,8 +173,9 @@ class Forms:
     def scores(self, output: Output, encodings: Sequence[Encoding], rows: Sequence[Row]) -> list[float]:
         """Returns how similar texts are to a query, the first of the sequences: a cosine, a product, or MaxSim."""
         if output == "dense":
-            first, *others = map(self.dense, rows)
-            return [cosine(first, vector) for vector in others]
+            vectors = normalized(self.dense(rows))
+            scores: list[float] = np.vecdot(vectors[1:], vectors[0]).tolist()
+            return scores
         pairs = list(zip(rows, encodings, strict=True))
         if output == "sparse":
             query, *texts = (self.sparse(*pair) for pair in pairs)
@@ -188,9 +189,10 @@ class Forms:
         return named | ({"tokens": [self.tokenizer.token(i) for i in named["indices"]]} if with_tokens else {})
 
 
-def normalized(vector: Floats) -> Floats:
-    """Returns a vector (D,) with length 1."""
-    return vector / max(float(np.linalg.norm(vector)), SMALLEST_NORM)
+def normalized(vectors: Floats) -> Floats:
+    """Returns a vector (D,), or vectors (N, D), with length 1."""
+    lengths = np.sqrt(np.vecdot(vectors, vectors))
+    return np.asarray(vectors / np.maximum(lengths, SMALLEST_NORM)[..., None])
 
 
 def cosine(first: NDArray[Any], second: NDArray[Any]) -> float:

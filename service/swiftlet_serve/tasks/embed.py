@@ -33,6 +33,7 @@ from swiftlet_serve.tasks._vector_forms import MAX_NUMBERS, QUERY, Embeddings, F
 from swiftlet_serve.tasks._vector_forms import cosine as cosine
 from swiftlet_serve.tasks._vector_forms import normalized as normalized
 from swiftlet_serve.types import Row
+from swiftlet_serve.types.json_text import DECIMALS
 
 HEAD: Final = "embedding"
 OUTPUTS: Final = "hidden"
@@ -259,15 +260,17 @@ class Embed:
         normalizes = self._normalizes(parameters)
         if output == "sparse":
             weights = of_texts(map(self.forms.sparse, rows, encodings), lambda parts, _: largest(parts))
-            named = partial(self.forms.named, with_tokens=parameters.return_tokens, decimals=_vectors.DECIMALS)
+            named = partial(self.forms.named, with_tokens=parameters.return_tokens, decimals=DECIMALS)
             return list(map(named, weights))
         if output == "multi_vector":
             several = partial(self.forms.multi_vector, is_query=self._is_query(parameters), normalize=normalizes)
             texts = of_texts(map(several, rows, encodings), lambda parts, _: np.concatenate(parts))
             return [_vectors.write(vectors, parameters.encoding_format) for vectors in texts]
         finish = normalized if normalizes else np.asarray
-        vectors = [finish(self.forms.dense(row)[: parameters.dimensions]) for row in rows]
-        vectors = of_texts(vectors, lambda *windows: finish(_windows.JOINS[parameters.window](*windows)))
+        vectors = finish(self.forms.dense(rows)[:, : parameters.dimensions])
+        if parameters.truncation == _windows.WINDOW:
+            join = _windows.JOINS[parameters.window]
+            vectors = np.array(_windows.joined(encodings, list(vectors), lambda *windows: finish(join(*windows))))
         return _vectors.write(vectors, parameters.encoding_format)
 
     def split(self, request: EmbedRequest) -> list[EmbedRequest]:

@@ -14,17 +14,18 @@ of the two an artifact is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_models.artifact import Labelling, Manifest
 from swiftlet_models.labelling import LabelledText, NoRoom, Reader, Scorer, Words
 from swiftlet_models.probabilities import softmax
 from swiftlet_models.tensors import Floats
-from swiftlet_models.tokenizer import Chunk, TokenizedText, Tokenizer, TooManyWindows
+from swiftlet_models.tokenizer import Chunk, Ids, TokenizedText, Tokenizer, TooManyWindows
 from swiftlet_serve.errors import Unprocessable, invalid_value
 from swiftlet_serve.tasks._requests import (
     Failure,
@@ -37,7 +38,7 @@ from swiftlet_serve.tasks._requests import (
     pointers,
     too_many_tokens,
 )
-from swiftlet_serve.tasks._spans import Spans, joined, of_spans, of_words, select
+from swiftlet_serve.tasks._spans import Numbers, Spans, joined, of_spans, of_words, select
 from swiftlet_serve.types import Row
 
 HEAD: Final = "token"
@@ -52,10 +53,10 @@ STRIDE: Final = "/parameters/stride"
 LABELS: Final = "/parameters/labels"
 
 Strategy = Literal["none", "simple", "first", "average", "max"]
-Scheme = Literal["bio", "bilou"]
+SchemeName = Literal["bio", "bilou"]
 
 # The prefixes of labels, and whether a token with such a label begins an entity.
-PREFIXES: Final[dict[Scheme, dict[str, bool]]] = {
+PREFIXES: Final[dict[SchemeName, dict[str, bool]]] = {
     "bio": {"B-": True, "I-": False},
     "bilou": {"B-": True, "U-": True, "S-": True, "I-": False, "L-": False, "E-": False},
 }
@@ -84,7 +85,7 @@ class EntitiesParameters(Strict):
         ),
     ] = None
     label_scheme: Annotated[
-        Scheme,
+        SchemeName,
         Field(
             description="Prefixes of labels. bio: B- begins an entity, I- continues it, as in the pipeline. bilou: "
             "also L- or E- for the last token, U- or S- for the only one."
@@ -113,8 +114,6 @@ class EntitiesParameters(Strict):
         bool, Field(description="A span may have several labels. Only for a model that reads labels.")
     ] = False
 
-
-T = TypeVar("T")
 
 DEFAULTS: Final = EntitiesParameters()
 # Parameters that one kind of model has no use for.
@@ -175,25 +174,62 @@ def create(tokenizer: Tokenizer, manifest: Manifest) -> Entities | LabelledEntit
     return Entities(tokenizer, manifest)
 
 
-class Piece(NamedTuple):
-    """A token of the text with its probabilities."""
+class Tokens(NamedTuple):
+    """The tokens of a window."""
 
-    word: str
-    scores: Row  # (labels,)
-    start: int
-    end: int
-    place: int  # in the sequence
-    continues: bool  # whether it is in the same word as the token before it
+    text: str  # the whole text
+    ids: list[int]
+    spans: list[list[int]]  # start and end of each token in the text
 
 
-class Mark(NamedTuple):
-    """A token or a word with its label."""
+class Marks(NamedTuple):
+    """M tokens or words of a window, each with its label."""
 
-    label: str
-    score: np.float32
-    word: str
-    start: int
-    end: int
+    label: Numbers  # (M,): the number of the label
+    score: Floats  # (M,): its probability
+    first: Numbers  # (M,): the first token
+    stop: Numbers  # (M,): behind the last token
+
+    @classmethod
+    def of_tokens(cls, probabilities: Floats) -> Marks:
+        """Returns the most probable label of each token, from its probabilities, (F, labels)."""
+        label, places = probabilities.argmax(axis=1), np.arange(len(probabilities))
+        return cls(label, probabilities[places, label], places, places + 1)
+
+    @classmethod
+    def of_words(cls, probabilities: Floats, begins: Sequence[bool], strategy: Strategy) -> Marks:
+        """Returns the label of each word, from the probabilities of its tokens. Some of them begin a word."""
+        first = np.flatnonzero(begins)
+        stop = np.append(first[1:], len(begins))
+        if strategy == "first":
+            own = probabilities[first]
+        else:
+            words = [probabilities[start:end] for start, end in zip(first.tolist(), stop.tolist(), strict=True)]
+            if strategy == "average":
+                own = np.array([word.mean(axis=0) for word in words])
+            else:
+                own = np.array([word[word.max(axis=1).argmax()] for word in words])
+        return cls.of_tokens(own)._replace(first=first, stop=stop)
+
+
+class Scheme(NamedTuple):
+    """What each label of a model means to a label scheme."""
+
+    begins: NDArray[np.bool_]  # whether a token with the label begins an entity
+    kind: Numbers  # the number of its kind: labels of one kind continue an entity
+
+    @classmethod
+    def of(cls, labels: Sequence[str], name: SchemeName) -> Scheme:
+        tags = [tag(label, name) for label in labels]
+        kinds = [kind for _, kind in tags]
+        return cls(np.array([begins for begins, _ in tags]), np.array([kinds.index(kind) for kind in kinds]))
+
+    def first_of_entities(self, label: Numbers) -> Numbers:
+        """Returns where entities begin, given the labels of tokens or words: adjacent ones of one kind are one."""
+        kind, begins = self.kind[label], self.begins[label]
+        begins[1:] |= kind[1:] != kind[:-1]
+        begins[:1] = True
+        return np.flatnonzero(begins)
 
 
 class _Shared:
@@ -230,6 +266,8 @@ class Entities(_Shared):
         self.labels = manifest.labels
         self.max_tokens = manifest.max_tokens
         self._size = manifest.max_tokens - tokenizer.special_count(pair=False)  # text tokens of one sequence
+        self._groups = [label.split("-", 1)[-1] for label in manifest.labels]
+        self._schemes = {name: Scheme.of(manifest.labels, name) for name in PREFIXES}
 
     def encode(self, request: EntitiesRequest) -> list[Chunk]:
         """Encodes each window of each text as one sequence.
@@ -287,50 +325,77 @@ class Entities(_Shared):
 
     def _find(self, text: str, chunk: Chunk, row: Row, parameters: EntitiesParameters) -> list[dict[str, Any]]:
         """Returns the entities of one window, except entities of ignored labels."""
-        pieces, strategy = self._pieces(text, chunk, row), parameters.aggregation_strategy
-        if strategy in ("none", "simple"):
-            marks = [self._mark([piece], strategy, piece.word) for piece in pieces]
-        else:
-            words = split_runs(pieces, [piece.continues for piece in pieces])
-            marks = [self._mark(word, strategy, self.tokenizer.join([piece.word for piece in word])) for word in words]
+        probabilities, strategy = softmax(row), parameters.aggregation_strategy
+        tokens = Tokens(text, chunk.tokens.ids.tolist(), chunk.tokens.offsets.tolist())
         if strategy == "none":
-            tokens = [_token(mark, piece.place) for mark, piece in zip(marks, pieces, strict=True)]
-            return [token for token in tokens if token["entity"] not in parameters.ignore_labels]
-        entities = [self._entity(group) for group in groups(marks, parameters.label_scheme)]
-        return [entity for entity in entities if entity["entity_group"] not in parameters.ignore_labels]
+            return self._tokens(tokens, Marks.of_tokens(probabilities), chunk.focus, parameters.ignore_labels)
+        by_token = strategy == "simple"
+        marks = (
+            Marks.of_tokens(probabilities)
+            if by_token
+            else Marks.of_words(probabilities, self._begin_words(tokens), strategy)
+        )
+        places = self._schemes[parameters.label_scheme].first_of_entities(marks.label)
+        groups = [self._groups[label] for label in marks.label[places].tolist()]
+        ends = [*places[1:].tolist(), len(marks.label)]
+        first, stop = marks.first.tolist(), marks.stop.tolist()
+        entities = []
+        for group, start, end in zip(groups, places.tolist(), ends, strict=True):
+            if group in parameters.ignore_labels:
+                continue
+            if by_token:
+                word = self._written(tokens, start, end)
+            else:
+                word = self.tokenizer.join([self._written(tokens, first[i], stop[i]) for i in range(start, end)])
+            score = float(marks.score[start] if end == start + 1 else marks.score[start:end].mean())
+            where = {"word": word, "start": tokens.spans[first[start]][0], "end": tokens.spans[stop[end - 1] - 1][1]}
+            entities.append({"entity_group": group, "score": score, **where})
+        return entities
 
-    def _pieces(self, text: str, chunk: Chunk, row: Row) -> list[Piece]:
-        probabilities = softmax(row)
-        pieces = []
-        ids, spans = chunk.tokens.ids.tolist(), chunk.tokens.offsets.tolist()
-        for i, (number, (start, end)) in enumerate(zip(ids, spans, strict=True)):
-            word, written = self.tokenizer.token(number), text[start:end]
-            if self.tokenizer.marks_continuation:
-                continues = len(word) != len(written)
-            else:  # the pipeline's guess for other tokenizers: only a space begins a word
-                continues = start > 0 and " " not in text[start - 1 : start + 1]
-            if number == self.tokenizer.unknown_id:
-                word, continues = written, False
-            pieces.append(Piece(word, probabilities[i], start, end, int(chunk.focus[i]), continues))
-        return pieces
+    def _tokens(self, tokens: Tokens, marks: Marks, focus: Ids, ignored: Sequence[str]) -> list[dict[str, Any]]:
+        """Returns the tokens of one window, except those with ignored labels."""
+        columns = marks.label.tolist(), marks.score.tolist(), focus.tolist(), tokens.spans
+        return [
+            {
+                "entity": self.labels[label],
+                "score": score,
+                "index": index,
+                "word": self._token(tokens, i),
+                "start": start,
+                "end": end,
+            }
+            for i, (label, score, index, (start, end)) in enumerate(zip(*columns, strict=True))
+            if self.labels[label] not in ignored
+        ]
 
-    def _mark(self, pieces: Sequence[Piece], strategy: Strategy, word: str) -> Mark:
-        """Returns the label of a word, from the labels of its tokens."""
-        if strategy == "average":
-            scores = np.mean([piece.scores for piece in pieces], axis=0)
-        else:
-            scores = (max(pieces, key=lambda piece: piece.scores.max()) if strategy == "max" else pieces[0]).scores
-        best = int(scores.argmax())
-        return Mark(self.labels[best], scores[best], word, pieces[0].start, pieces[-1].end)
+    def _begin_words(self, tokens: Tokens) -> list[bool]:
+        """Returns which tokens begin a word. The first one does."""
+        text, unknown = tokens.text, self.tokenizer.unknown_id
+        if self.tokenizer.marks_continuation:
+            begins = [
+                number == unknown or len(self.tokenizer.token(number)) == len(text[start:end])
+                for number, (start, end) in zip(tokens.ids, tokens.spans, strict=True)
+            ]
+        else:  # the pipeline's guess for other tokenizers: only a space begins a word
+            begins = [
+                number == unknown or start == 0 or " " in text[start - 1 : start + 1]
+                for number, (start, _) in zip(tokens.ids, tokens.spans, strict=True)
+            ]
+        return [True, *begins[1:]]
 
-    def _entity(self, marks: Sequence[Mark]) -> dict[str, Any]:
-        return {
-            "entity_group": marks[0].label.split("-", 1)[-1],
-            "score": float(np.mean([mark.score for mark in marks])),
-            "word": self.tokenizer.join([mark.word for mark in marks]),
-            "start": marks[0].start,
-            "end": marks[-1].end,
-        }
+    def _written(self, tokens: Tokens, first: int, stop: int) -> str:
+        """Returns some tokens as text."""
+        ids = tokens.ids[first:stop]
+        if self.tokenizer.unknown_id in ids:
+            return self.tokenizer.join([self._token(tokens, i) for i in range(first, stop)])
+        return self.tokenizer.join_ids(ids)
+
+    def _token(self, tokens: Tokens, number: int) -> str:
+        """Returns a token as it is in the vocabulary, or the text that has no token there."""
+        if tokens.ids[number] == self.tokenizer.unknown_id:
+            start, end = tokens.spans[number]
+            return tokens.text[start:end]
+        return self.tokenizer.token(tokens.ids[number])
 
 
 class LabelledEntities(_Shared):
@@ -447,27 +512,7 @@ def _too_many_windows(pointer: str) -> Unprocessable:
     return input_too_long(pointer, detail, MAX_SEQUENCES)
 
 
-def split_runs(items: Iterable[T], continues: Iterable[bool]) -> list[list[T]]:
-    """Splits items into runs. An item that continues is in the run of the one before it."""
-    runs: list[list[T]] = []
-    for item, same in zip(items, continues, strict=True):
-        if runs and same:
-            runs[-1].append(item)
-        else:
-            runs.append([item])
-    return runs
-
-
-def groups(marks: Sequence[Mark], scheme: Scheme) -> list[list[Mark]]:
-    """Returns the tokens or words of each entity: adjacent ones of one kind. Only the first of them may begin one."""
-    tags = [tag(mark.label, scheme) for mark in marks]
-    before = [(False, ""), *tags][:-1]
-    return split_runs(
-        marks, [not begins and kind == last for (begins, kind), (_, last) in zip(tags, before, strict=True)]
-    )
-
-
-def tag(label: str, scheme: Scheme) -> tuple[bool, str]:
+def tag(label: str, scheme: SchemeName) -> tuple[bool, str]:
     """Returns whether a label begins an entity, and its kind. A label without a known prefix continues one."""
     begins = PREFIXES[scheme].get(label[:2])
     return (False, label) if begins is None else (begins, label[2:])
@@ -488,11 +533,6 @@ def merge_overlaps(entities: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             merged.append(last)
             last = entity
     return [*merged, last] if last else []
-
-
-def _token(mark: Mark, index: int) -> dict[str, Any]:
-    where = {"index": index, "word": mark.word, "start": mark.start, "end": mark.end}
-    return {"entity": mark.label, "score": float(mark.score), **where}
 
 
 def _texts(request: EntitiesRequest) -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_models.artifact import Manifest
-from swiftlet_models.tokenizer import Encoding, Ids, TextTooLong, Tokenizer
+from swiftlet_models.tokenizer import Encoding, TextTooLong, Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import FieldError, Unprocessable, invalid_value
 from swiftlet_serve.tasks._requests import (
@@ -56,6 +56,9 @@ class FillMaskParameters(Strict):
     truncation: Annotated[
         bool, Field(description="Truncates a text that exceeds the model's token limit. If false, rejects it.")
     ] = True
+
+
+DEFAULTS: Final = FillMaskParameters()
 
 
 class FillMaskRequest(Request):
@@ -125,7 +128,7 @@ class FillMask:
         """
         texts = _inputs(request)
         places = pointers(request.inputs)
-        parameters = request.parameters or FillMaskParameters()
+        parameters = request.parameters or DEFAULTS
         targets = np.array(sorted(self._targets(request)), np.int64)
         masks = self._count_masks(texts)
         for count, pointer in zip(masks, places, strict=True):
@@ -149,7 +152,7 @@ class FillMask:
         Raises:
             Unprocessable: there are too many masks.
         """
-        parameters = request.parameters or FillMaskParameters()
+        parameters = request.parameters or DEFAULTS
         targets = 1 if isinstance(parameters.targets, str) else len(parameters.targets or ())
         masks = sum(self._count_masks(_inputs(request)))
         return masks * min(parameters.top_k, targets or parameters.top_k) * LEAST_ITEM_BYTES
@@ -170,7 +173,7 @@ class FillMask:
         self._count_masks(texts)
         self._targets(request)
         encodings = self.tokenizer.encode(texts, self.max_tokens, mask=True)
-        _check_written(texts, encodings, (request.parameters or FillMaskParameters()).top_k)
+        _check_written(texts, encodings, (request.parameters or DEFAULTS).top_k)
         return [request.model_copy(update={"inputs": text}) for text in texts]
 
     def single(self, response: object) -> object:
@@ -188,28 +191,26 @@ class FillMask:
 
     def _fill(self, encoding: Encoding, ranking: Ranking, targets: Mapping[int, list[str]]) -> list[Any]:
         """Returns the tokens for each mask of one text. A text with one mask has no outer list."""
-        tokens, scores = ranking.columns, np.exp(ranking.largest - ranking.total, dtype=np.float64)
-        sequences = self._sequences(encoding, tokens)
-        words = self.tokenizer.decode(tokens.reshape(-1, 1).tolist())
-        proposals = [
-            {"score": float(score), "token": int(token), "token_str": word, "sequence": sequence}
-            | ({"targets": targets[int(token)]} if targets else {})
-            for score, token, word, sequence in zip(scores.flat, tokens.flat, words, sequences, strict=True)
-        ]
-        top_k = tokens.shape[1]
-        lists = [proposals[start : start + top_k] for start in range(0, len(proposals), top_k)]
+        scores = np.exp(ranking.largest - ranking.total, dtype=np.float64)
+        masks = zip(encoding.focus.tolist(), ranking.columns.tolist(), scores.tolist(), strict=True)
+        ids, dropped = encoding.input_ids.tolist(), {self.tokenizer.pad_id}
+        if len(encoding.focus) == 1:  # the remaining masks are special tokens too, and the pipeline shows them
+            dropped |= self.tokenizer.special_ids
+        lists = []
+        for position, tokens, own in masks:
+            before, after = ([i for i in part if i not in dropped] for part in (ids[:position], ids[position + 1 :]))
+            sequences = [[*before, *([] if token in dropped else [token]), *after] for token in tokens]
+            written = self.tokenizer.decode([*([token] for token in tokens), *sequences])
+            lists.append(
+                [
+                    {"score": score, "token": token, "token_str": word, "sequence": sequence}
+                    | ({"targets": targets[token]} if targets else {})
+                    for score, token, word, sequence in zip(
+                        own, tokens, written[: len(tokens)], written[len(tokens) :], strict=True
+                    )
+                ]
+            )
         return lists[0] if len(lists) == 1 else lists
-
-    def _sequences(self, encoding: Encoding, tokens: Ids) -> list[str]:
-        """Returns the whole text with each token in place of its mask, mask by mask."""
-        rows = []
-        for position, candidates in zip(encoding.focus, tokens, strict=True):
-            for token in candidates:
-                ids = encoding.input_ids.copy()
-                ids[position] = token
-                rows.append(ids[ids != self.tokenizer.pad_id].tolist())
-        # The remaining masks are special tokens too, and the pipeline shows them.
-        return self.tokenizer.decode(rows, skip_specials=len(encoding.focus) == 1)
 
     def _targets(self, request: FillMaskRequest) -> dict[int, list[str]]:
         """Returns the targets by the token that they stand for, or an empty mapping if every token is allowed.

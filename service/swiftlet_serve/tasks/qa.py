@@ -7,16 +7,15 @@ of the context are candidates. The pipeline adds empty answers with score 0 if i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_models.artifact import Manifest
-from swiftlet_models.probabilities import softmax
 from swiftlet_models.tokenizer import TokenizedText, Tokenizer, Window
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import Unprocessable, invalid_value
@@ -86,6 +85,9 @@ class QaParameters(Strict):
         return self.top_k or self.topk or 1
 
 
+DEFAULTS: Final = QaParameters()
+
+
 class QaRequest(Request):
     """A question answering request in the Hugging Face Inference format."""
 
@@ -141,7 +143,7 @@ class Qa:
         Raises:
             Unprocessable: a text is empty or too long, or the parameters contradict each other.
         """
-        parameters = request.parameters or QaParameters()
+        parameters = request.parameters or DEFAULTS
         max_seq_len = self._max_seq_len(parameters)
         samples = list_samples(request)
         tokenized = self._tokenize(samples)
@@ -158,7 +160,7 @@ class Qa:
 
     def least_response_bytes(self, request: QaRequest) -> int:
         """Returns a lower bound of the size of the response: how many answers are distinct is not known before."""
-        answers = (request.parameters or QaParameters()).answers
+        answers = (request.parameters or DEFAULTS).answers
         if answers == 1:
             return 0
         spans = [_least_spans(sample.context) for sample in list_samples(request)]
@@ -169,7 +171,7 @@ class Qa:
 
         A request with one question has no outer list.
         """
-        parameters = request.parameters or QaParameters()
+        parameters = request.parameters or DEFAULTS
         samples = list_samples(request)
         windows: list[list[tuple[Window, Row]]] = [[] for _ in samples]
         for window, row in zip(encodings, rows, strict=True):
@@ -235,8 +237,7 @@ class Qa:
         return dict(zip(places, self.tokenizer.tokenize(list(places)), strict=True))
 
 
-@dataclass(frozen=True)
-class LocatedSample:
+class LocatedSample(NamedTuple):
     """One question with its context, and the places of both in the request body."""
 
     question: str
@@ -287,38 +288,62 @@ def best_answers(context: str, windows: Sequence[tuple[Window, Row]], parameters
     for window, row in windows:
         starts, ends, none_here = probabilities(window, row)
         none = min(none, none_here)
-        spans = window.word_spans if parameters.align_to_words else window.token_spans
         for first, last, score in best_spans(starts, ends, candidates, parameters.max_answer_len):
-            start, end = int(spans[first, 0]), int(spans[last, 1])
+            start, end = window.span(first, last, words=parameters.align_to_words)
             text = context[start:end]
-            merged = answers.setdefault(text.lower(), {"score": 0.0, "start": start, "end": end, "answer": text})
-            merged["score"] += score
+            key = text.lower()
+            if key in answers:
+                answers[key]["score"] += score
+            else:
+                answers[key] = {"score": score, "start": start, "end": end, "answer": text}
     ranked = list(answers.values())
     if parameters.handle_impossible_answer:
         ranked.append({"score": none, "start": 0, "end": 0, "answer": ""})
-    return sorted(ranked, key=lambda answer: answer["score"], reverse=True)[: parameters.answers]
+    return sorted(ranked, key=itemgetter("score"), reverse=True)[: parameters.answers]
 
 
 def probabilities(window: Window, row: Row) -> tuple[Floats, Floats, float]:
     """Returns the probabilities that the answer starts and ends at each context token, and that no answer exists."""
-    stop = window.context_start + len(window.token_spans)
-    logits = np.concatenate([row[:1], row[window.context_start : stop]]).astype(np.float64)  # token 0: no answer
-    starts, ends = softmax(logits.T)
+    stop = window.context_start + len(window.part)
+    logits = np.empty((OUTPUTS, 1 + len(window.part)))
+    logits[:, 0] = row[0]  # no answer
+    logits[:, 1:] = row[window.context_start : stop].T
+    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+    # Summed one by one, as numpy sums the columns of a row.
+    starts, ends = odds / np.add.accumulate(odds, axis=1)[:, -1:]
     return starts[1:], ends[1:], float(starts[0] * ends[0])
 
 
-def best_spans(starts: Floats, ends: Floats, count: int, longest: int) -> Iterator[tuple[int, int, float]]:
-    """Yields the `count` best spans of at most `longest` tokens, best first: first token, last token, score."""
+def best_spans(starts: Floats, ends: Floats, count: int, longest: int) -> list[tuple[int, int, float]]:
+    """Returns the `count` best spans of at most `longest` tokens, best first: first token, last token, score.
+
+    Of equal spans, those that begin first are better, and of these, those that end first.
+    """
     tokens, longest = len(starts), min(longest, len(starts))
-    padded = np.concatenate([ends, np.full(longest - 1, -1.0)])
-    scores = starts[:, None] * np.lib.stride_tricks.sliding_window_view(padded, longest)  # (first token, length - 1)
-    scores[np.arange(tokens)[:, None] + np.arange(longest) >= tokens] = -1.0
-    flat = scores.ravel()
-    threshold = np.partition(flat, -count)[-count] if count < len(flat) else 0.0
-    candidates = np.flatnonzero((flat >= threshold) & (flat >= 0))
-    for index in candidates[np.argsort(-flat[candidates], kind="stable")][:count]:
-        first, length = divmod(int(index), longest)
-        yield first, first + length, float(flat[index])
+    padded = np.zeros(tokens + longest - 1)
+    padded[:tokens] = ends
+    # The best span from a token ends at the largest of the next probabilities. The `count`th best of these spans has
+    # the lowest score that may be returned, so that few tokens begin such a span.
+    best = starts * _sliding_max(padded, longest)
+    lowest = np.partition(best, -count)[-count] if count < tokens else 0.0
+    begins = np.flatnonzero(best >= lowest)
+    scores = starts[begins, None] * padded[begins[:, None] + np.arange(longest)]
+    row, length = np.nonzero(scores >= lowest)
+    columns = scores[row, length].tolist(), begins[row].tolist(), length.tolist()
+    spans = [
+        (-score, first, first + more) for score, first, more in zip(*columns, strict=True) if first + more < tokens
+    ]
+    return [(first, last, -score) for score, first, last in sorted(spans)[:count]]
+
+
+def _sliding_max(values: Floats, size: int) -> Floats:
+    """Returns the largest of each number and the `size - 1` after it: N + size - 1 numbers become N."""
+    covered = 1
+    while covered < size:
+        step = min(covered, size - covered)
+        values = np.maximum(values[:-step], values[step:])
+        covered += step
+    return values
 
 
 def _stride(parameters: QaParameters, max_seq_len: int, size: int) -> int:

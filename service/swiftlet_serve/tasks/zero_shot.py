@@ -192,8 +192,8 @@ class _Shared:
             Unprocessable: a text or a label is empty, or there are no labels or too many.
         """
         texts, labels = _checked(request)
-        for i, (label, tokens) in enumerate(zip(labels, self.tokenizer.tokenize(labels), strict=True)):
-            if is_blank(label) or not len(tokens):
+        for i, (label, ids) in enumerate(zip(labels, self.tokenizer.ids(labels), strict=True)):
+            if is_blank(label) or not ids:
                 place = f"{LABELS}/{i}" if isinstance(request.parameters.candidate_labels, list) else LABELS
                 raise invalid_value(place, "empty", "A label is empty. Send labels that are not blank.")
         return texts, labels
@@ -284,7 +284,7 @@ class EmbeddingZeroShot(_Shared):
     def decode(self, request: ZeroShotRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> Any:
         """Returns the labels of each text, or of the only one if `inputs` is a text, best first."""
         labels = request.parameters.labels
-        vectors = np.array([normalized(self._forms.dense(row)) for row in rows])
+        vectors = normalized(self._forms.dense(rows))
         scores = SCALE * (vectors[: -len(labels)] @ vectors[-len(labels) :].T - THRESHOLD)
         independent = request.parameters.multi_label or len(labels) == 1
         if independent:

@@ -130,13 +130,15 @@ def unpack_rows(body: memoryview, size: int, at: int) -> list[Outcome]:
         ValueError, IndexError, struct.error: the body does not hold them.
     """
     outcomes: list[Outcome] = []
-    start, at = at, at + size * _SHAPE.size
-    for rows, width in _SHAPE.iter_unpack(body[start:at]):
+    start = at + size * _SHAPE.size
+    values: NDArray[np.float32] = np.frombuffer(body[start:], _FLOAT)
+    end = 0
+    for rows, width in _SHAPE.iter_unpack(body[at:start]):
         if rows < 0:
             outcomes.append(Internal(CODES[width], ERROR_DETAILS[CODES[width]]))
             continue
-        outcomes.append(np.frombuffer(body, _FLOAT, rows * width, at).reshape(rows, width).astype(np.float32))
-        at += rows * width * _FLOAT.itemsize
-    if at != len(body) or len(outcomes) != size:
+        first, end = end, end + rows * width
+        outcomes.append(values[first:end].reshape(rows, width).astype(np.float32))
+    if end != len(values) or len(outcomes) != size:
         raise ValueError("The length of the rows is wrong.")
     return outcomes

@@ -30,7 +30,7 @@ class Task(Protocol[RequestT, EncodingT]):
         ...
 
     def decode(self, request: RequestT, encodings: Sequence[EncodingT], rows: Sequence[Row]) -> object:
-        """Returns the response as JSON-serialisable values. `rows[i]` belongs to `encodings[i]`."""
+        """Returns the response as values for `json_text.write`. `rows[i]` belongs to `encodings[i]`."""
         ...
 
     def split(self, request: RequestT) -> list[RequestT]:

@@ -7,11 +7,12 @@ import json
 import re
 import time
 
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
 from swiftlet_serve.http.app import create_app
-from swiftlet_serve.http.endpoints.model_endpoint import COMPUTE_HEADERS
+from swiftlet_serve.http.endpoints.model_endpoint import COMPUTE_HEADERS, dump
 from swiftlet_serve.scheduling import admission
 from swiftlet_serve.telemetry.request_record import STAGES
 from tests.support.apps import SECRET, assert_problem, make_gated_runtime, make_runtime
@@ -157,3 +158,12 @@ def _stay_connected(body: bytes):
         return await asyncio.Event().wait()
 
     return receive
+
+
+@pytest.mark.parametrize("count", [1, 64, 65, 200])
+def test_answers_to_many_inputs_are_one_list(count: int) -> None:
+    vectors = np.random.default_rng(0).normal(size=(count, 384)).round(8)
+    labels = [[{"label": "a, b", "score": float(vector[0])}] for vector in vectors]
+
+    assert json.loads(dump(list(vectors))) == vectors.tolist()
+    assert json.loads(dump(labels)) == labels

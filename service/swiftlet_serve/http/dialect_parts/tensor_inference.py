@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn
 
+import numpy as np
 from pydantic import BaseModel
-from pydantic_core import to_json
 
 from swiftlet_serve.errors import NotFound, invalid_value
 from swiftlet_serve.http.dialect_parts.dialect import translation
@@ -31,6 +31,7 @@ from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.tasks._forms import answer_fields, forms, parameter_names
 from swiftlet_serve.tasks._requests import Request
 from swiftlet_serve.telemetry.request_record import RequestRecord
+from swiftlet_serve.types import json_text
 from swiftlet_serve.types.body_model import BodyModel
 
 Scalar = bool | int | float | str | None
@@ -264,6 +265,7 @@ def _timeout_s(parameters: Mapping[str, Scalar]) -> float | None:
 
 def _columns(answers: Sequence[Any]) -> list[Tensor]:
     """Returns a tensor for each field of the answers, if all have the same shape; otherwise none."""
+    answers = [answer.tolist() if isinstance(answer, np.ndarray) else answer for answer in answers]
     rows = [answer if isinstance(answer, list) else [answer] for answer in answers]
     width = len(rows[0])
     if not width or any(len(row) != width for row in rows):
@@ -302,7 +304,7 @@ def _choose(
 
 
 def _as_json(answers: Sequence[Any]) -> Tensor:
-    return Tensor(OUTPUT, "BYTES", [len(answers), 1], [to_json(answer).decode() for answer in answers])
+    return Tensor(OUTPUT, "BYTES", [len(answers), 1], [json_text.write(answer).decode() for answer in answers])
 
 
 def _refuse(code: str, detail: str, pointer: str = "/inputs") -> NoReturn:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, Literal
 
+import numpy as np
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
@@ -159,7 +160,7 @@ def embed(runtime: Runtime, request: Request, *, version: str) -> Translation:
     def render(answer: Any, record: RequestRecord) -> TaskResponse:
         embeddings: Any = {types[0]: answer}
         if len(types) > 1:
-            vectors = [_vectors.read_base64(text) for text in answer]
+            vectors = np.array([_vectors.read_base64(text) for text in answer])
             embeddings = {kind: _vectors.write(vectors, kind) for kind in types}
         return TaskResponse.of(
             {

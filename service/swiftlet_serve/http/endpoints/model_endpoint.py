@@ -20,6 +20,7 @@ from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.tasks._requests import Request as TaskRequest
 from swiftlet_serve.tasks._requests import characters
 from swiftlet_serve.telemetry.request_record import RequestRecord, Stage
+from swiftlet_serve.types import json_text
 
 MAX_RESPONSE_RATIO: Final = 16
 """The maximum size of a response, as a multiple of the body. 64 texts in fill-mask need seven or eight."""
@@ -28,7 +29,7 @@ MARGIN: Final = 4
 """Factor on the maximum size, for a response whose minimum size is within the maximum. No answer is then lost."""
 
 MAX_INLINE_SEQUENCES: Final = 64
-"""Maximum sequences of a request whose response is written on the event loop: 64 vectors take 2 ms."""
+"""Maximum sequences of a request whose response is written on the event loop: 64 vectors take 0.5 ms."""
 
 COMPUTE_HEADERS: Final = (
     "X-Compute-Type",
@@ -182,10 +183,11 @@ class TaskResponse(Response):
 
 
 def dump(answer: object) -> bytes:
-    """Returns an answer as JSON. The answers to many inputs are written one by one: other threads wait meanwhile."""
+    """Returns an answer as JSON. The answers to many inputs are written in parts: other threads wait meanwhile."""
     if not isinstance(answer, list) or len(answer) <= MAX_INLINE_SEQUENCES:
-        return to_json(answer)
-    return b"[%b]" % b",".join([to_json(item) for item in answer])
+        return json_text.write(answer)
+    parts = (answer[i : i + MAX_INLINE_SEQUENCES] for i in range(0, len(answer), MAX_INLINE_SEQUENCES))
+    return b"[%b]" % b",".join([json_text.write(part)[1:-1] for part in parts])
 
 
 def compute_headers(record: RequestRecord, engine: str) -> list[tuple[bytes, bytes]]:
