@@ -21,6 +21,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -82,7 +83,17 @@ class Window(Encoding):
     question_index: int  # of the question in the request
     context_start: int  # position of the first context token in the sequence
     token_spans: Ids  # (C, 2): start and end of each context token in the context, in code points
-    word_spans: Ids  # (C, 2): start and end of the part of its word that the window holds
+    word_ids: Ids  # (C,): index of the word that each context token is part of, in ascending order
+
+    def spans(self, first: Ids, last: Ids, *, words: bool) -> Ids:
+        """Returns the start and end, (n, 2), of n spans of context tokens in the context, in code points.
+
+        With `words`, a span begins and ends with a word, or with the part of it that the window holds.
+        """
+        if words:
+            first = self.word_ids.searchsorted(self.word_ids[first])
+            last = self.word_ids.searchsorted(self.word_ids[last], "right") - 1
+        return np.stack([self.token_spans[first, 0], self.token_spans[last, 1]], axis=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -517,12 +528,15 @@ class Tokenizer:
         """Returns the ids of a text, or None if it is left to the library."""
         if self._word_pieces is None or (mask and not self._mask_is_literal):
             return None
-        parts = [self._word_pieces.encode(part) for part in (text.split(self.mask) if mask else [text])]
-        ids = [part[:, 0] for part in parts if part is not None]
-        if len(ids) < len(parts):
-            return None
-        masked = [piece for each in ids for piece in (_array([self.mask_id]), each)][1:]
-        return np.concatenate(masked).astype(np.int64)
+        if not mask:
+            rows = self._word_pieces.encode(text)
+            return None if rows is None else rows[:, 0].astype(np.int64)
+        pieces: list[Any] = []
+        for part in text.split(self.mask):
+            if (rows := self._word_pieces.encode(part)) is None:
+                return None
+            pieces += [_array([self.mask_id]), rows[:, 0]]
+        return np.concatenate(pieces[1:])
 
     def _encoding(self, parts: Sequence[Ids], text_index: int, left_out: int, *, mask: bool = False) -> Encoding:
         input_ids, token_type_ids, _ = self._assemble(parts)
@@ -544,20 +558,19 @@ class Tokenizer:
             question_index=question_index,
             context_start=starts[1],
             token_spans=token_spans,
-            word_spans=_word_spans(token_spans, context.word_ids[start:stop]),
+            word_ids=context.word_ids[start:stop],
         )
 
     def _assemble(self, parts: Sequence[Sequence[int] | Ids]) -> tuple[Ids, Ids, list[int]]:
         """Returns input ids, token type ids and the start of each text."""
         slots = self._templates[len(parts) == 2]
-        pieces = [parts[slot.text_index] if slot.special is None else (slot.special,) for slot in slots]
-        length, end = sum(map(len, pieces)), 0
-        input_ids, token_type_ids, starts = np.empty(length, np.int64), np.empty(length, np.int64), []
-        for slot, piece in zip(slots, pieces, strict=True):
-            start, end = end, end + len(piece)
-            input_ids[start:end], token_type_ids[start:end] = piece, slot.token_type
-            if slot.special is None:
-                starts.append(start)
+        types = [slot.token_type for slot in slots]
+        pieces: list[Any] = [parts[slot.text_index] if slot.special is None else (slot.special,) for slot in slots]
+        lengths = [*map(len, pieces)]
+        ends = [*accumulate(lengths)]
+        starts = [end - length for slot, end, length in zip(slots, ends, lengths, strict=True) if slot.special is None]
+        input_ids = np.concatenate(pieces, dtype=np.int64)
+        token_type_ids = np.repeat(types, lengths) if any(types) else np.zeros_like(input_ids)
         return input_ids, token_type_ids, starts
 
 
@@ -603,10 +616,3 @@ def _tokens(encoding: Any, max_tokens: int | None, *, from_left: bool) -> Tokeni
 
 def _array(values: Any) -> Ids:
     return np.array(values, np.int64)
-
-
-def _word_spans(token_spans: Ids, word_ids: Ids) -> Ids:
-    """Returns the start and end of each token's word."""
-    first = np.searchsorted(word_ids, word_ids, side="left")
-    last = np.searchsorted(word_ids, word_ids, side="right") - 1
-    return np.stack([token_spans[first, 0], token_spans[last, 1]], axis=1)

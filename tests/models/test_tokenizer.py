@@ -336,7 +336,10 @@ def test_windows_equal_library_offsets_and_word_spans(tokenizer: Tokenizer, text
     found = tokenizer.windows(question, context, question_index=3, size=7, stride=2)
     for window, part in zip(found, [whole, *whole.overflowing], strict=True):
         assert window.token_spans.tolist() == [list(span) for span in part.offsets]
-        assert window.word_spans.tolist() == [list(part.word_to_chars(word)) for word in part.word_ids]
+        tokens = np.arange(len(part.ids))
+        assert window.spans(tokens, tokens, words=False).tolist() == window.token_spans.tolist()
+        words = [list(part.word_to_chars(word)) for word in part.word_ids]
+        assert window.spans(tokens, tokens, words=True).tolist() == words
         assert window.input_ids[window.context_start :][: len(part.ids)].tolist() == part.ids
         assert len(window.input_ids) == len(question) + len(part.ids) + 3 == len(window.focus)
         assert window.question_index == 3

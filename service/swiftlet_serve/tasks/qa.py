@@ -287,9 +287,10 @@ def best_answers(context: str, windows: Sequence[tuple[Window, Row]], parameters
     for window, row in windows:
         starts, ends, none_here = probabilities(window, row)
         none = min(none, none_here)
-        spans = window.word_spans if parameters.align_to_words else window.token_spans
-        for first, last, score in best_spans(starts, ends, candidates, parameters.max_answer_len):
-            start, end = int(spans[first, 0]), int(spans[last, 1])
+        best = np.array([*best_spans(starts, ends, candidates, parameters.max_answer_len)]).reshape(-1, 3)
+        first, last = best[:, :2].astype(np.int64).T
+        spans = window.spans(first, last, words=parameters.align_to_words)
+        for (start, end), score in zip(spans.tolist(), best[:, 2].tolist(), strict=True):
             text = context[start:end]
             merged = answers.setdefault(text.lower(), {"score": 0.0, "start": start, "end": end, "answer": text})
             merged["score"] += score
