@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 FILE: Final = Path(__file__).parent / "native/word_pieces.so"
 INTERFACE: Final = 1  # the version of the functions in native/word_pieces.cpp
 MOST_PIECE_CHARACTERS: Final = 1 << 22  # of all pieces, which take 60 bytes for each
+LARGEST_ID: Final = (1 << 31) - 1
 MOST_HELD: Final = 4096  # characters: a longer text releases Python's lock, and takes more than 0.1 ms
 
 # As in native/word_pieces.cpp.
@@ -85,7 +86,7 @@ class WordPieces:
         self._library = library
         self._normalise = tokenizer.normalizer.normalize_str
         self._split = tokenizer.pre_tokenizer.pre_tokenize_str
-        strips = normalizer["strip_accents"]
+        strips = normalizer.get("strip_accents")
         self._sorts_marks = normalizer["lowercase"] if strips is None else strips
         vocab, prefix = model["vocab"], model["continuing_subword_prefix"]
         longest = model["max_input_chars_per_word"]
@@ -115,6 +116,7 @@ class WordPieces:
             and model["unk_token"] in model["vocab"]
             and model["max_input_chars_per_word"] <= LONGEST_WORD
             and sum(map(len, model["vocab"])) <= MOST_PIECE_CHARACTERS
+            and max(model["vocab"].values()) <= LARGEST_ID
             and all(token["special"] for token in document["added_tokens"])
         )
         library = _library() if suits else None

@@ -53,6 +53,12 @@ def document(vocab: list[str] = VOCAB, model: dict[str, Any] | None = None, **op
     return found
 
 
+def without_accents(described: dict[str, Any]) -> dict[str, Any]:
+    """Returns a tokenizer.json that leaves out whether accents are stripped."""
+    del described["normalizer"]["strip_accents"]
+    return described
+
+
 def library(described: dict[str, Any]) -> tokenizers.Tokenizer:
     """Returns the library's tokenizer, which treats special tokens as text."""
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(described))
@@ -74,6 +80,7 @@ CASES = {
     "cased without accents": document(lowercase=False, strip_accents=True),
     "control characters": document(clean_text=False),
     "no ideographs": document(handle_chinese_chars=False),
+    "accents as usual": without_accents(document()),
     "short words": document(model={"max_input_chars_per_word": 5}),
     "long words": document(LETTERS, {"max_input_chars_per_word": 1000}),
     "letters": document(LETTERS),
@@ -164,6 +171,7 @@ def test_threads_share_word_pieces_that_know_no_character_yet() -> None:
         {"model": CASES["uncased"]["model"] | {"unk_token": "<none>"}},
         {"model": CASES["uncased"]["model"] | {"max_input_chars_per_word": 1001}},
         {"model": CASES["uncased"]["model"] | {"vocab": {"[UNK]": 0, "a" * (1 << 22): 1}}},
+        {"model": CASES["uncased"]["model"] | {"vocab": {"[UNK]": 0, "a": 1 << 31}}},
         {"added_tokens": [{**CASES["uncased"]["added_tokens"][0], "special": False}]},
     ],
 )
