@@ -22,14 +22,15 @@ def hostile(seed: int, count: int) -> Iterable[str]:
     """Yields texts of characters of all blocks, and of words of the vocabulary."""
     draw = random.Random(seed)
     for _ in range(count):
-        block = draw.randrange(BLOCKS + 8) if draw.random() < 0.3 else draw.randrange(0x34)
-        characters = [chr(block * BLOCK + draw.randrange(BLOCK)) for _ in range(draw.choice((1, 3, 300)))]
+        blocks = [draw.randrange(draw.choice((0x34, BLOCKS, 2 * BLOCKS))) for _ in range(2)]
+        characters = [chr(draw.choice(blocks) * BLOCK + draw.randrange(BLOCK)) for _ in range(draw.choice((2, 9, 300)))]
         units = [*characters, *draw.sample(VOCAB, 5), " "]
         yield "".join(draw.choices(units, k=draw.choice((1, 9, 3000))))
 
 
 def main() -> None:
     word_pieces.FILE = Path(sys.argv[1])
+    word_pieces._library.cache_clear()  # of the modules above, which have loaded the usual one
     for name in ("uncased", "long words", "unused prefix"):
         pieces, tokenizer = own(CASES[name]), library(CASES[name])
         for text in hostile(1, 100):

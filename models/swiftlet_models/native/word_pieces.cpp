@@ -191,11 +191,11 @@ class Pieces {
         return tokens;
     }
 
+    std::atomic<Row*> blocks_[BLOCKS] = {};
     Trie trie_;
     std::int32_t unknown_;
     std::int64_t longest_word_;
     std::int32_t continued_ = Trie::ROOT;  // the node of the prefix of pieces that continue a word
-    std::atomic<Row*> blocks_[BLOCKS] = {};
 };
 
 }  // namespace
