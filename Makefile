@@ -99,14 +99,14 @@ audit: $(DEVELOPMENT)/ready ## look up the images' packages in PyPI's list of vu
 clean: ## remove the virtual environments and all caches
 	rm -rf $(SERVICE) $(DEVELOPMENT) build dist
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	rm -f service/swiftlet_serve/native/*.so
+	rm -f */*/native/*.so
 	find loadtest models service tests -name __pycache__ -prune -exec rm -rf {} +
 
 # An environment is ready when it has the packages of pyproject.toml. The installation is editable.
 $(SERVICE)/ready: EXTRAS =
 $(DEVELOPMENT)/ready: EXTRAS = [dev]
 # The installation compiles the native engine's kernels if there is a compiler. Python compiles modules at their import.
-$(SERVICE)/ready $(DEVELOPMENT)/ready: pyproject.toml service/build_kernels.py $(wildcard service/swiftlet_serve/native/*.h service/swiftlet_serve/native/*.cpp)
+$(SERVICE)/ready $(DEVELOPMENT)/ready: pyproject.toml service/build_kernels.py $(wildcard */*/native/*.h */*/native/*.cpp)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'Swiftlet needs Python 3.11 or newer. Name one with make PYTHON=python3.12 ...' >&2; exit 1; }
 	@echo 'Installing into $(@D); this takes a while the first time.'

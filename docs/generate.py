@@ -427,7 +427,7 @@ def _first_sentence(path: Path) -> str:
 def native_files() -> str:
     """Returns the C++ files with the first sentences of their leading comments."""
     rows = []
-    for path in sorted((ROOT / "service/swiftlet_serve/native").glob("*.[hc]*")):
+    for path in sorted(ROOT.glob("*/*/native/*.[hc]*")):
         if path.suffix in (".h", ".cpp"):
             lines = path.read_text("utf-8").splitlines()
             comment = " ".join(line[2:].strip() for line in takewhile(lambda line: line[2:].strip(), lines))

@@ -1,10 +1,10 @@
-"""Compiles the native engine's kernels: one library for each instruction set. hatchling calls `Hook` for each wheel.
+"""Compiles the native engine's kernels, one library for each instruction set, and the library of word pieces.
 
     python service/build_kernels.py [DIRECTORY]
 
-CXX names the C++ compiler, and CXXFLAGS has further options for it. A kernel that does not compile, as without a
-compiler, is left out, and the engine does without it. The libraries do not use Python's C API, so one wheel serves
-every Python.
+hatchling calls `Hook` for each wheel. CXX names the C++ compiler, and CXXFLAGS has further options for it. A library
+that does not compile, as without a compiler, is left out, and the server does without it. The libraries do not use
+Python's C API, so one wheel serves every Python.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import Any, Final
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCES: Final = Path(__file__).parent / "swiftlet_serve/native"
+ROOT: Final = Path(__file__).parents[1]
+FOLDERS: Final = ("service/swiftlet_serve/native", "models/swiftlet_models/native")
 COMMON: Final = ("-std=c++17", "-O3", "-g0", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC", "-shared", "-s")
 AVX512: Final = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma", "-w")
 KERNELS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
@@ -32,13 +33,15 @@ KERNELS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
         "avx512vnni": AVX512,
         "avx512bf16": (*AVX512, "-mavx512bf16"),
         "amx": (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+        "word_pieces": ("-mpopcnt",),  # NumPy needs it, too
     },
     "aarch64": {
         "neon": ("-march=armv8.2-a+dotprod",),
         "neon_i8mm": ("-march=armv8.2-a+i8mm",),
+        "word_pieces": (),
     },
 }
-"""The options of each kernel, by the machine that it is for."""
+"""The options of each library, by the machine that it is for."""
 
 
 class Hook(BuildHookInterface[Any]):
@@ -47,19 +50,23 @@ class Hook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compiles the kernels, and names the wheel for this platform."""
         del version
-        compile_kernels(SOURCES)
+        compile_kernels()
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
 
     def clean(self, versions: list[str]) -> None:
         """Removes the libraries."""
         del versions
-        for library in SOURCES.glob("*.so"):
-            library.unlink()
+        for folder in FOLDERS:
+            for library in (ROOT / folder).glob("*.so"):
+                library.unlink()
 
 
-def compile_kernels(directory: Path) -> None:
-    """Compiles the kernels of this machine into a directory, two at a time. Warns of those that do not compile."""
+def compile_kernels(directory: Path | None = None) -> None:
+    """Compiles the libraries of this machine, two at a time. Warns of those that do not compile.
+
+    They lie beside their sources, or in the directory, by the package that they belong to.
+    """
     kernels = KERNELS.get(platform.machine(), {})
     with ThreadPoolExecutor(2) as threads:
         failed = [
@@ -69,12 +76,15 @@ def compile_kernels(directory: Path) -> None:
         print(f"A kernel is left out: {error}", file=sys.stderr)
 
 
-def _compile(kernel: str, options: Sequence[str], directory: Path) -> str | None:
-    """Compiles a kernel, and returns the reason if that fails. Processes that have loaded the old library keep it."""
+def _compile(kernel: str, options: Sequence[str], directory: Path | None) -> str | None:
+    """Compiles a library, and returns the reason if that fails. Processes that have loaded the old one keep it."""
     compiler = shlex.split(os.environ.get("CXX", "c++"))
-    part, library = directory / f"{kernel}.part", directory / f"{kernel}.so"
+    source = next(path for folder in FOLDERS if (path := ROOT / folder / f"{kernel}.cpp").is_file())
+    target = source.parent if directory is None else directory.joinpath(*source.parent.parts[-2:])
+    target.mkdir(parents=True, exist_ok=True)
+    part, library = target / f"{kernel}.part", target / f"{kernel}.so"
     options = (*COMMON, *options, *shlex.split(os.environ.get("CXXFLAGS", "")))
-    command = [*compiler, *options, str(SOURCES / f"{kernel}.cpp"), "-o", str(part)]
+    command = [*compiler, *options, str(source), "-o", str(part)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     except OSError as error:
@@ -86,6 +96,4 @@ def _compile(kernel: str, options: Sequence[str], directory: Path) -> str | None
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else SOURCES
-    target.mkdir(parents=True, exist_ok=True)
-    compile_kernels(target)
+    compile_kernels(Path(sys.argv[1]) if len(sys.argv) > 1 else None)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.errors import DeadlineExceeded, Internal, TooManyRequests, Unprocessable
 from swiftlet_serve.inference.loading import load_model
 from swiftlet_serve.inference.local_runtime import LocalRuntime
@@ -69,6 +72,39 @@ async def test_tokens_are_checked_again_once_a_request_is_encoded(artifact_dir):
     await runtime.close()
 
     assert [one.accepted for one in (first, second, other)] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "has_word_pieces", "inline"),
+    [
+        ("a" * 300, False, True),
+        ("a" * 301, False, False),
+        ("a" * 4000, True, True),
+        ("a" * 4001, True, False),
+        ("a" * 300 + "é", True, False),
+        (["a" * 150] * 3, True, False),
+    ],
+)
+async def test_only_what_is_encoded_quickly_is_encoded_in_the_event_loop(
+    artifact_dir, monkeypatch, inputs, has_word_pieces, inline
+):
+    """The rest is encoded on a thread, so that other requests are not kept waiting."""
+    pipeline = make_pipeline(artifact_dir, "classify", lambda encoding, deadline: answered())
+    monkeypatch.setattr(Tokenizer, "reads_ascii_quickly", has_word_pieces)
+    encode, threads = pipeline.model.task.encode, []
+
+    def spy(request):
+        threads.append(threading.current_thread())
+        return encode(request)
+
+    monkeypatch.setattr(pipeline.model.task, "encode", spy)
+    await pipeline.answer(ClassifyRequest(inputs=inputs), soon())
+
+    assert [thread is threading.current_thread() for thread in threads] == [inline] * len(threads) != []
+
+
+async def answered():
+    return np.zeros((1, 3), np.float32)
 
 
 async def test_pipeline_cancels_the_other_sequences_if_one_fails(artifact_dir):

@@ -1,71 +1,178 @@
-"""Splits short ASCII texts into the word pieces of a BERT tokenizer.
+"""Splits texts into the word pieces of a BERT tokenizer, with their places, as the tokenizers library does.
 
-A text of 25 tokens takes 10 µs, and 34 µs with the tokenizers library, which tracks the alignment of each character.
-ASCII needs neither normalisation nor alignment, so a regular expression and a dictionary give the same ids.
+The library tracks how each step changes each character. 250 tokens take it 500 µs, and `native/word_pieces.cpp` 20.
+That file knows no Unicode. The library is asked what becomes of a character, once for each 256 characters. This is
+enough because the steps of these tokenizers treat each character by itself, with one exception: the canonical order of
+combining marks. A text with a mark that stays and may move is left to the library.
 """
 
 from __future__ import annotations
 
-import re
-from typing import Any, Final
+import ctypes
+import unicodedata
+import warnings
+import weakref
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-MAX_CHARACTERS: Final = 300  # a longer text keeps the GIL for too long; the library releases it
-WORDS: Final = re.compile(r"[A-Za-z0-9]+|[^A-Za-z0-9 ]")  # in printable ASCII, all other characters are punctuation
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+FILE: Final = Path(__file__).parent / "native/word_pieces.so"
+INTERFACE: Final = 1  # the version of the functions in native/word_pieces.cpp
+MOST_PIECE_CHARACTERS: Final = 1 << 22  # of all pieces, which take 60 bytes for each
+LARGEST_ID: Final = (1 << 31) - 1
+MOST_HELD: Final = 4096  # characters: a longer text releases Python's lock, and takes more than 0.1 ms
+
+# As in native/word_pieces.cpp.
+BLOCK: Final = 256
+BLOCKS: Final = 0x400
+NORMALISED: Final = 3
+LETTER, SPACE, MARK, UNSURE = (kind << 21 for kind in (1, 2, 3, 4))
+LONGEST_WORD: Final = 1000
+UNKNOWN_CHARACTER: Final = -1
+
+NFD: Final = tokenizers.normalizers.NFD()
+LAST_MARK: Final = "\u0345"  # any other mark that may move goes before it
+
+Rows = NDArray[np.int32]
+
+
+class _Library(NamedTuple):
+    """The compiled functions."""
+
+    create: Any
+    destroy: Any
+    learn: Any
+    encode: Any  # releases Python's lock
+    encode_briefly: Any  # holds it
+
+
+@cache
+def _library() -> _Library | None:
+    """Returns the compiled functions, or None if this platform and version have none."""
+    try:
+        c, holding = ctypes.CDLL(str(FILE)), ctypes.PyDLL(str(FILE))
+    except OSError:
+        return None
+    if not hasattr(c, "swiftlet_word_pieces_interface") or c.swiftlet_word_pieces_interface() != INTERFACE:
+        warnings.warn(f"{FILE.name} was compiled for another version of Swiftlet. Install it again.", stacklevel=2)
+        return None
+    pointer, number, size = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+    create, destroy, learn = (getattr(c, f"swiftlet_word_pieces_{name}") for name in ("create", "destroy", "learn"))
+    create.argtypes = [pointer, size, pointer, pointer, pointer, size, size, size]
+    create.restype = pointer
+    destroy.argtypes, learn.argtypes = [pointer], [pointer, size, pointer]
+    encode, encode_briefly = c.swiftlet_word_pieces_encode, holding.swiftlet_word_pieces_encode
+    for function in (encode, encode_briefly):
+        function.argtypes = [pointer, ctypes.c_char_p, number, pointer]
+        function.restype = number
+    return _Library(create, destroy, learn, encode, encode_briefly)
 
 
 class WordPieces:
-    """The vocabulary of a WordPiece model."""
+    """The vocabulary of a WordPiece model, and what becomes of each character. Threads may share it."""
 
-    def __init__(self, model: dict[str, Any], *, lowercase: bool) -> None:
-        """Reads the `model` of a `tokenizer.json`."""
-        self._vocab: dict[str, int] = model["vocab"]
-        self._unknown = [self._vocab[model["unk_token"]]]
-        self._prefix: str = model["continuing_subword_prefix"]
-        self._max_word: int = model["max_input_chars_per_word"]
-        self._max_piece = max(map(len, self._vocab))
-        self._lowercase = lowercase
+    def __init__(self, library: _Library, document: dict[str, Any], tokenizer: tokenizers.Tokenizer) -> None:
+        """Reads a `tokenizer.json`, and its tokenizer.
+
+        Raises:
+            MemoryError: there is not enough memory.
+        """
+        normalizer, model = document["normalizer"], document["model"]
+        self._library = library
+        self._normalise = tokenizer.normalizer.normalize_str
+        self._split = tokenizer.pre_tokenizer.pre_tokenize_str
+        strips = normalizer.get("strip_accents")
+        self._sorts_marks = normalizer["lowercase"] if strips is None else strips
+        vocab, prefix = model["vocab"], model["continuing_subword_prefix"]
+        longest = model["max_input_chars_per_word"]
+        pieces = sorted(piece for piece in vocab if len(piece) <= len(prefix) + longest)
+        characters, ends = _code_points("".join(pieces)), np.array([*accumulate(map(len, pieces))], np.int64)
+        ids, start = np.array([vocab[piece] for piece in pieces], np.int32), _code_points(prefix)
+        arrays = [array.ctypes.data for array in (characters, ends, ids, start)]
+        self._pieces = library.create(
+            arrays[0], len(pieces), *arrays[1:], len(prefix), vocab[model["unk_token"]], longest
+        )
+        if not self._pieces:
+            raise MemoryError
+        weakref.finalize(self, library.destroy, self._pieces)
+        self._learn(0)
 
     @classmethod
-    def of(cls, document: dict[str, Any]) -> WordPieces | None:
-        """Returns the word pieces of a `tokenizer.json`, or None if it is not a BERT tokenizer."""
+    def of(cls, document: dict[str, Any], tokenizer: tokenizers.Tokenizer) -> WordPieces | None:
+        """Returns the word pieces of a `tokenizer.json` and its tokenizer.
+
+        None if it is not a BERT tokenizer, if it may find added tokens in a text, or without a compiled library.
+        """
         normalizer, model = document["normalizer"] or {}, document["model"]
-        is_bert = (
+        suits = (
             normalizer.get("type") == "BertNormalizer"
-            and normalizer["clean_text"]
             and document["pre_tokenizer"] == {"type": "BertPreTokenizer"}
             and model["type"] == "WordPiece"
             and model["unk_token"] in model["vocab"]
+            and model["max_input_chars_per_word"] <= LONGEST_WORD
+            and sum(map(len, model["vocab"])) <= MOST_PIECE_CHARACTERS
+            and max(model["vocab"].values()) <= LARGEST_ID
             and all(token["special"] for token in document["added_tokens"])
         )
-        return cls(model, lowercase=normalizer["lowercase"]) if is_bert else None
+        library = _library() if suits else None
+        return cls(library, document, tokenizer) if library else None
 
-    def encode(self, text: str) -> list[int] | None:
-        """Returns the ids of a text, or None for a text that is too long or not printable ASCII."""
-        if len(text) > MAX_CHARACTERS or not (text.isascii() and text.isprintable()):
+    def encode(self, text: str) -> Rows | None:
+        """Returns the tokens of a text, (n, 4): id, start and end in code points, and the number of the word.
+
+        None for a text that is left to the library.
+        """
+        if not text:
+            return np.empty((0, 4), np.int32)
+        try:
+            code_points = text.encode("utf-32-le")
+        except UnicodeEncodeError:  # half of a surrogate pair
             return None
-        ids: list[int] = []
-        vocab = self._vocab
-        for word in WORDS.findall(text.lower() if self._lowercase else text):
-            known = vocab.get(word)
-            if known is not None and len(word) <= self._max_word:
-                ids.append(known)
-            else:
-                ids += self._split(word)
-        return ids
+        rows = np.empty((NORMALISED * len(text), 4), np.int32)
+        buffer = ctypes.byref(ctypes.c_char.from_buffer(rows.data))
+        encode = self._library.encode_briefly if len(text) <= MOST_HELD else self._library.encode
+        found = encode(self._pieces, code_points, len(text), buffer)
+        if found == UNKNOWN_CHARACTER:
+            blocks = {ord(character) // BLOCK for character in set(text)}
+            if max(blocks) >= BLOCKS:
+                return None
+            for block in blocks:
+                self._learn(block)
+            found = encode(self._pieces, code_points, len(text), buffer)
+        return rows[:found] if found >= 0 else None
 
-    def _split(self, word: str) -> list[int]:
-        """Returns the longest pieces that make up a word, from left to right."""
-        if len(word) > self._max_word:
-            return self._unknown
-        ids: list[int] = []
-        start, prefix = 0, ""
-        while start < len(word):
-            for end in range(min(len(word), start + self._max_piece), start, -1):
-                piece = self._vocab.get(prefix + word[start:end])
-                if piece is not None:
-                    ids.append(piece)
-                    start, prefix = end, self._prefix
-                    break
-            else:
-                return self._unknown
-        return ids
+    def _learn(self, block: int) -> None:
+        """Asks what becomes of each character of a block."""
+        found = np.zeros((BLOCK, NORMALISED), np.uint32)
+        for row, code in zip(found, range(block * BLOCK, (block + 1) * BLOCK), strict=True):
+            characters = self._normalised(chr(code))
+            row[: len(characters)] = characters
+        if self._library.learn(self._pieces, block, found.ctypes.data):
+            raise MemoryError
+
+    def _normalised(self, character: str) -> list[int]:
+        """Returns the code points that a character becomes, each with its kind."""
+        if unicodedata.category(character) == "Cs" or (self._sorts_marks and self._has_moving_mark(character)):
+            return [UNSURE]
+        normalised = self._normalise(character)
+        return [ord(one) | self._kind(one) for one in normalised] if len(normalised) <= NORMALISED else [UNSURE]
+
+    def _has_moving_mark(self, character: str) -> bool:
+        """Returns whether a character has a mark that stays in the text, and may change places with other marks."""
+        return any(
+            NFD.normalize_str(LAST_MARK + mark)[0] != LAST_MARK and self._normalise(mark)
+            for mark in NFD.normalize_str(character)
+        )
+
+    def _kind(self, character: str) -> int:
+        words = self._split("a" + character)
+        return MARK if len(words) == 2 else SPACE if words[0][0] == "a" else LETTER
+
+
+def _code_points(text: str) -> NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le"), np.uint32)

@@ -133,6 +133,7 @@ def test_only_changes_of_the_kernels_compile_them_again():
     assert re.findall(r"^COPY (.*)$", stage, re.MULTILINE) == [
         "service/build_kernels.py service/",
         "service/swiftlet_serve/native service/swiftlet_serve/native",
+        "models/swiftlet_models/native models/swiftlet_models/native",
     ]
 
 

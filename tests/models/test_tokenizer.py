@@ -281,7 +281,8 @@ def test_equal_texts_are_tokenised_once(tokenizer: Tokenizer, monkeypatch: pytes
             handed.extend(texts)
             return plain.encode_batch_fast(texts, **options)
 
-    query, texts = "Who is a 베이커? " * 30, ["봄", "水", "봄"]
+    moving = "\u302e"  # a mark with which a text is left to the library
+    query, texts = moving + "Who is a 베이커? " * 30, [moving + text for text in ("봄", "水", "봄")]
     expected = [tokenizer.encode([(query, text)], 99)[0].input_ids.tolist() for text in texts]
     monkeypatch.setattr(tokenizer, "_text", Spy())
     found = tokenizer.encode([(query, text) for text in texts], 99)

@@ -1,4 +1,4 @@
-"""Compiles the native engine's kernels for tests. The results stay in `build/kernels` until the sources change."""
+"""Compiles the kernels and the word pieces for tests. The results stay in `build/kernels` until the sources change."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from swiftlet_serve.engines import native
 from tests.support.paths import ROOT
 
 SOURCES: Final = Path(native.LIBRARIES)
+WORD_PIECES: Final = ROOT / "models/swiftlet_models/native"
 EMULATION: Final = Path(__file__).parent / "emulation"
 STORE: Final = ROOT / "build/kernels"
 
@@ -41,5 +42,5 @@ def _version(compiler: str) -> str:
 
 @cache
 def _sources() -> str:
-    files = sorted(file for folder in (SOURCES, EMULATION) for file in folder.glob("*.[ch]*"))
+    files = sorted(file for folder in (SOURCES, WORD_PIECES, EMULATION) for file in folder.glob("*.[ch]*"))
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()

@@ -20,12 +20,14 @@ from swiftlet_serve.inference.loading import OpenModel
 from swiftlet_serve.inference.partial_results import Input
 from swiftlet_serve.inference.task_timer import TaskTimer
 from swiftlet_serve.settings import Settings
-from swiftlet_serve.tasks._requests import characters
+from swiftlet_serve.tasks._requests import characters, texts
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from swiftlet_serve.types import Deadline, Outcome, Priority, Row, Task
 from swiftlet_serve.types.topk import Ranked
 
 MAX_INLINE_CHARACTERS: Final = 300  # encoding up to this many takes no longer than a thread switch (0.15 ms)
+MAX_INLINE_ASCII: Final = 4000  # the same for ASCII and a tokenizer in compiled code
+MAX_INLINE_TEXTS: Final = 2  # of so many characters
 MAX_INLINE_VALUES: Final = 2048  # decoding up to this many numbers takes no longer than a few thread switches (0.3 ms)
 # Limit of one request, whose rows stay in memory until the last one arrives. A task with small rows may allow more.
 MAX_SEQUENCES: Final = 256
@@ -224,13 +226,23 @@ class Pipeline:
 
     async def _encode(self, request: BaseModel, record: RequestRecord | None) -> list[Input[Any, Any]]:
         started = time.monotonic()
-        if characters(request) <= MAX_INLINE_CHARACTERS:
+        if self._encodes_quickly(request):
             inputs = partial_results.encode(self.model.task, request)
         else:
             inputs = await self.run_in_thread(partial_results.encode, self.model.task, request)
         if record is not None:
             record.add_stage("encode", started, time.monotonic())
         return inputs
+
+    def _encodes_quickly(self, request: BaseModel) -> bool:
+        """Returns whether encoding takes no longer than a thread switch."""
+        length = characters(request)
+        if length <= MAX_INLINE_CHARACTERS:
+            return True
+        if length > MAX_INLINE_ASCII or not self.model.tokenizer.reads_ascii_quickly:
+            return False
+        given = texts(request)
+        return len(given) <= MAX_INLINE_TEXTS and length == sum(map(len, given)) and all(map(str.isascii, given))
 
     async def _decode(
         self,

@@ -122,6 +122,15 @@ def characters(inputs: object) -> int:
     return sum(map(characters, inputs)) if isinstance(inputs, list) else isinstance(inputs, int)
 
 
+def texts(inputs: object) -> list[str]:
+    """Returns all texts of a request's inputs."""
+    if isinstance(inputs, str):
+        return [inputs]
+    if isinstance(inputs, BaseModel):
+        inputs = [value for value in vars(inputs).values() if value]
+    return [text for value in inputs for text in texts(value)] if isinstance(inputs, list) else []
+
+
 def pointers(inputs: object) -> list[str]:
     """Returns the JSON Pointer of each input. A list is several inputs, anything else is one."""
     return [f"/inputs/{i}" for i in range(len(inputs))] if isinstance(inputs, list) else ["/inputs"]

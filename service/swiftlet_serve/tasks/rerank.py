@@ -134,7 +134,7 @@ class Rerank:
             Unprocessable: a text is empty, or is too long while truncation is off.
         """
         query, texts = request.inputs.query, request.inputs.texts
-        if is_blank(query) or not self.tokenizer.ids([query])[0]:
+        if is_blank(query) or not len(self.tokenizer.ids([query])[0]):
             raise empty_input(QUERY)
         encodings = self._sequences(request)
         partial, readable = request.partial and len(texts) > 1, []

@@ -193,7 +193,7 @@ class _Shared:
         """
         texts, labels = _checked(request)
         for i, (label, ids) in enumerate(zip(labels, self.tokenizer.ids(labels), strict=True)):
-            if is_blank(label) or not ids:
+            if is_blank(label) or not len(ids):
                 place = f"{LABELS}/{i}" if isinstance(request.parameters.candidate_labels, list) else LABELS
                 raise invalid_value(place, "empty", "A label is empty. Send labels that are not blank.")
         return texts, labels
