@@ -103,13 +103,20 @@ clean: ## remove the virtual environments and all caches
 	find loadtest models service tests -name __pycache__ -prune -exec rm -rf {} +
 
 # An environment is ready when it has the packages of pyproject.toml. The installation is editable.
-$(SERVICE)/ready: EXTRAS =
-$(DEVELOPMENT)/ready: EXTRAS = [dev]
+PIP = $(@D)/bin/python -m pip
+INSTALL = $(PIP) install -qq --disable-pip-version-check --no-compile
+$(SERVICE)/ready: COMMAND = $(INSTALL) --editable .
+# uv takes a fifth of pip's time for the 250 packages. It does not read pip's settings, of which the folder of wheels may
+# hold a smaller torch. Where uv cannot install, as without PyPI, pip does.
+LINKS = $(PIP) config list | sed -n "s/.*find-links='\\(.*\\)'/\\1/p" | head -1
+$(DEVELOPMENT)/ready: COMMAND = $(INSTALL) "$$(grep -o 'uv==[0-9.]*' pyproject.toml)" && \
+	UV_FIND_LINKS="$$($(LINKS))" $(@D)/bin/uv pip install --quiet --python $(@D) --editable '.[dev]' || \
+	$(INSTALL) --editable '.[dev]'
 # The installation compiles the native engine's kernels if there is a compiler. Python compiles modules at their import.
 $(SERVICE)/ready $(DEVELOPMENT)/ready: pyproject.toml service/build_kernels.py $(wildcard */*/native/*.h */*/native/*.cpp)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'Swiftlet needs Python 3.11 or newer. Name one with make PYTHON=python3.12 ...' >&2; exit 1; }
 	@echo 'Installing into $(@D); this takes a while the first time.'
 	@$(PYTHON) -m venv --clear $(@D)
-	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check --no-compile --editable '.$(EXTRAS)'
+	@$(COMMAND)
 	@touch $@

@@ -19,7 +19,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import uv
 
+from swiftlet_serve.engines import native
 from tests.support.fakes import PATIENCE_S
 from tests.support.paths import ROOT
 
@@ -27,6 +29,13 @@ pytestmark = pytest.mark.skipif("SWIFTLET_DISTRIBUTION_TEST" not in os.environ, 
 
 SOURCES = ("LICENSE", "NOTICE", "README.md", "models", "pyproject.toml", "service")
 BUILT = shutil.ignore_patterns("*.so", "__pycache__")
+UV = uv.find_uv_bin()
+COMPILER = """#!/bin/sh
+c++ -E "$@" || exit
+for part; do :; done
+cp "$KERNELS/$(basename "$part" .part).so" "$part"
+"""
+"""Reads all files of a kernel, and takes the kernel that the development environment has compiled from them."""
 SERVER = (
     "models/swiftlet_models/**/*.py",
     "models/swiftlet_models/bundled/*/*",
@@ -48,7 +57,10 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
         else:
             shutil.copy2(ROOT / name, source / name)
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", source / "dist"]
-    environment = os.environ | {"CXXFLAGS": "-O0"}  # the development environment has optimised kernels
+    compiler = source / "compiler"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    environment = os.environ | {"CXX": str(compiler), "KERNELS": native.LIBRARIES}
     for project in (source, source / "models"):
         subprocess.run([*build, project], env=environment, check=True, capture_output=True)
     return source / "dist"
@@ -70,10 +82,14 @@ def training(dist: Path) -> Path:
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of an environment that holds the wheel and its dependencies only."""
     environment = tmp_path_factory.mktemp("environment")
-    venv.create(environment, with_pip=True)
-    pip = [environment / "bin/python", "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([*pip, "install", wheel], check=True)
+    venv.create(environment)
+    install(environment / "bin", wheel)
     return environment / "bin"
+
+
+def install(programs: Path, *arguments: str | Path) -> None:
+    """Installs with uv, which still has the packages of the development environment."""
+    subprocess.run([UV, "pip", "install", "--quiet", "--python", programs / "python", *arguments], check=True)
 
 
 def names_in(wheel: Path) -> set[str]:
@@ -153,7 +169,8 @@ def test_installed_wheel_serves_the_bundled_models_from_another_folder(installed
 
 
 def test_installed_wheel_imports_a_checkpoint_without_torch(installed, tmp_path):
-    packages = subprocess.run([installed / "pip", "list"], capture_output=True, text=True, check=True).stdout
+    listing = [UV, "pip", "list", "--quiet", "--python", installed / "python"]
+    packages = subprocess.run(listing, capture_output=True, text=True, check=True).stdout
     print(packages)
     assert not re.search(r"^(torch|transformers|onnx|safetensors|sentencepiece)\b", packages, re.MULTILINE)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SWIFTLET_", "PYTHON"))}
@@ -177,8 +194,7 @@ def test_installed_wheel_says_what_to_install_for_training(installed, tmp_path, 
 
 
 def test_installed_training_adds_its_commands(installed, training, tmp_path):
-    pip = [installed / "python", "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([*pip, "install", "--no-deps", training], check=True)
+    install(installed, "--no-deps", training)
     asked = subprocess.run([installed / "swiftlet", "train", "--help"], cwd=tmp_path, capture_output=True, check=True)
 
     assert b"--only" in asked.stdout

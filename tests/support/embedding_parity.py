@@ -76,12 +76,13 @@ def _imported(directory: Path, name: str) -> Artifact:
 
 def expected(model: SentenceTransformer, options: Mapping[str, Any]) -> NDArray[np.float32]:
     """Returns the vectors of sentence-transformers (N, D)."""
-    return model.encode(
+    vectors: NDArray[np.float32] = model.encode(
         texts(),
         prompt_name=options.get("prompt_name"),
         normalize_embeddings=options["normalize"],
         truncate_dim=options.get("dimensions"),
     )
+    return vectors
 
 
 def vectors(artifact: Artifact, engine: str, options: Mapping[str, Any]) -> NDArray[np.float64]:

@@ -63,9 +63,7 @@ def write_tokenizer(directory: Path, trunk: str, added: tuple[str, ...]) -> int:
         ends = [(token, vocab[token]) for token in ("[CLS]", "[SEP]")]
         own.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", ends)
         names = {f"{token[1:-1].lower()}_token": token for token in SPECIALS}
-        fast = transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-            tokenizer_object=own, **names
-        )
+        fast = transformers.PreTrainedTokenizerFast(tokenizer_object=own, **names)
     fast.add_tokens(list(added), special_tokens=True)
     fast.save_pretrained(directory)
     return len(fast)
@@ -74,7 +72,7 @@ def write_tokenizer(directory: Path, trunk: str, added: tuple[str, ...]) -> int:
 def trunk_shapes(trunk: str, prefix: str, **settings: Any) -> tuple[dict[str, Any], Shapes]:
     """Returns the configuration of an encoder, and the shapes of its tensors under `prefix`."""
     config = transformers.AutoConfig.for_model(trunk, **SETTINGS[trunk], **settings)
-    network = transformers.AutoModel.from_config(config)  # type: ignore[no-untyped-call]
+    network = transformers.AutoModel.from_config(config)
     return config.to_dict(), {prefix + name: tuple(t.shape) for name, t in network.state_dict().items()}
 
 

@@ -220,6 +220,7 @@ def test_triton(servers, own):
         }
 
 
+@pytest.mark.exhaustive  # its v2 and gRPC are those of tritonclient, and `test_kserve_v1.py` tests v1
 def test_kserve(servers, own):
     for name, found in run("kserve_python", servers).items():
         check(name, found, own)
@@ -262,6 +263,7 @@ def test_openai(server, servers, own):
         }
 
 
+@pytest.mark.exhaustive  # it calls OpenAI's client, and `test_tei.py` tests TEI's protocol
 def test_llama_index(servers, own):
     for name, found in run("llama_index_python", servers).items():
         check(name, found, own)
