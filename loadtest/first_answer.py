@@ -41,7 +41,7 @@ from swiftlet_serve.offline.environment import current_environment
 REFERENCE: Final = Path(__file__).with_name("reference_answers.py")
 TEXT: Final = "A warm, funny and clever film."
 LEAST_COSINE: Final = 0.99
-LIMIT_S: Final = 300.0  # of a start
+LIMIT_S: Final = 900.0  # of a start
 POLL_S: Final = 0.05
 LOADING: Final = 503
 HEADER: Final = """
