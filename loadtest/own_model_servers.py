@@ -63,7 +63,7 @@ def install(server: Server, environment: Path, wheel: str) -> str:
         return "–"
     venv.create(environment, with_pip=True, clear=True)
     packages = [package.format(wheel=wheel) for package in server.packages]
-    command = [environment / "bin/python", "-m", "pip", "--no-cache-dir", "-q", "install", *packages]
+    command = [str(environment / "bin/python"), "-m", "pip", "--no-cache-dir", "-q", "install", *packages]
     started, before = time.monotonic(), child_seconds()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

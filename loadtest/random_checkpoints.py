@@ -20,7 +20,7 @@ import torch
 import transformers
 
 SEQUENCES: Final = "SequenceClassification"
-KINDS: Final = {
+KINDS: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
     "bert": ("BertConfig", SEQUENCES, {"num_labels": 4}),
     "roberta": ("RobertaConfig", SEQUENCES, {"num_labels": 4}),
     "distilbert": ("DistilBertConfig", SEQUENCES, {"num_labels": 4}),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-KINDS = {
+KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "classify": ("text-classification", {}),
     "entities": ("token-classification", {"aggregation_strategy": "simple"}),
     "qa": ("question-answering", {}),

@@ -28,4 +28,4 @@ else:
 
     @app.post("/classify")
     def classify(body: Body) -> list[list[dict[str, object]]]:
-        return classifier(body.inputs, truncation=True)
+        return classifier(body.inputs, truncation=True)  # type: ignore[return-value]
