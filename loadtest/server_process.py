@@ -40,9 +40,9 @@ def resident_kib(pid: int) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Returns the CPU time that a process and its descendants have taken so far."""
+    """Returns the CPU time that a process and its descendants, also those that have ended, have taken so far."""
     fields = (Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split() for process in process_tree(pid))
-    return sum(int(field[11]) + int(field[12]) for field in fields) / os.sysconf("SC_CLK_TCK")
+    return sum(int(ticks) for field in fields for ticks in field[11:15]) / os.sysconf("SC_CLK_TCK")
 
 
 def wait_until_idle(pid: int) -> None:
