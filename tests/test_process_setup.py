@@ -28,12 +28,12 @@ class Finder:
         if name == "swiftlet_serve.cli.main":
             sys.meta_path.remove(self)
             from swiftlet_serve import server
-            start = server.LocalRuntime.start
+            start = server.LocalRuntime.begin
             def hang_up(settings):
                 Path(settings.api_keys_file).write_text({keys!r})
                 os.kill(os.getpid(), signal.SIGHUP)
                 return start(settings)
-            server.LocalRuntime.start = hang_up
+            server.LocalRuntime.begin = hang_up
 sys.meta_path.insert(0, Finder())
 """
 INTERRUPTS_ITSELF = """

@@ -249,8 +249,8 @@ async def test_requests_open_no_outgoing_connections(calls, artifact_dir):
 
 @pytest.mark.parametrize("own", [False, True])
 async def test_requests_start_no_tokenizer_threads(own, artifact_dir):
-    """The second run starts some, which shows that the test notices them."""
-    body = b'{"inputs": "I want to eat a [MASK]."}'
+    """The second run starts some, which shows that the test notices them. The library reads the last character."""
+    body = b'{"inputs": "I want to eat a [MASK]. \\udb40\\udc41"}'
     code = "import os; os.environ['TOKENIZERS_PARALLELISM'] = 'true'" if own else ""
 
     with serving(artifact_dir, "--models", str(artifact_dir / "tiny-fill-mask"), code=code) as server:

@@ -79,7 +79,7 @@ def test_tokenizer_offsets_slice_the_original_text(loaded, trained, text):
 
 def test_tokenizer_decodes_lower_cased_text_without_accents(loaded):
     texts = ["the miller at the cafe", "마을은 조용하고 강물은 천천히 흐른다"]
-    rows = loaded.ids(["The Miller at the Café", texts[1]])
+    rows = [ids.tolist() for ids in loaded.ids(["The Miller at the Café", texts[1]])]
 
     assert loaded.decode(rows) == texts
 

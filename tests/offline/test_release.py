@@ -424,10 +424,10 @@ def test_release_with_data_file_ignores_the_built_in_texts(out, reviews, scores,
 def test_release_rejects_int8_answers_that_are_not_finite(out):
     host = releases.host_model
 
-    def fail(artifact, engine):
-        if artifact.path.name == "int8":
+    def fail(artifacts, engine):
+        if artifacts[0].path.name == "int8":
             raise ArtifactError("int8: golden.npz cannot be replayed: the engine returned NaN or infinity.")
-        return host(artifact, engine)
+        return host(artifacts, engine)
 
     with (
         mock.patch.object(releases, "host_model", fail),

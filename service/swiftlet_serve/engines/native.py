@@ -212,7 +212,8 @@ class Native:
         self._precision = precision
         self._kernel = "; ".join((library.kernel, *(["bf16"] if precision == "bf16" else []), *passed_over))
         self._outputs = folded.outputs
-        self._given = folded.program.widths["hidden"]
+        looked_up = (step for step in folded.program if isinstance(step, LookUp))
+        self._given = next((step.out.width for step in looked_up if step.table == GIVEN), 0)
         self.reads_all = folded.reads_all
         self._last_call = threading.local()
         most = max((product.matrix.shape[1] for product in folded.products.values()), default=0)

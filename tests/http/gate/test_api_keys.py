@@ -32,7 +32,7 @@ HEALTH = {"/health/live": PAGE, "/health/ready": PAGE}
 
 OPEN = HEALTH | dict.fromkeys(playground.FILES, PAGE)
 
-LOCKED = {"/classify": {"POST"}, "/qa": {"POST"}, "/fill-mask": {"POST"}, "/models": PAGE}
+LOCKED = {"/classify": {"POST"}, "/qa": {"POST"}, "/fill-mask": {"POST"}, "/batch": {"POST"}, "/models": PAGE}
 
 LOCKED |= {"/openapi.json": PAGE, "/metrics": PAGE, "/status": PAGE}
 
