@@ -21,7 +21,6 @@ from pathlib import Path
 import pytest
 import uv
 
-from swiftlet_serve.engines import native
 from tests.support.fakes import PATIENCE_S
 from tests.support.paths import ROOT
 
@@ -33,7 +32,7 @@ UV = uv.find_uv_bin()
 COMPILER = """#!/bin/sh
 c++ -E "$@" || exit
 for part; do :; done
-cp "$KERNELS/$(basename "$part" .part).so" "$part"
+cp "$CHECKOUT"/*/*/native/"$(basename "$part" .part).so" "$part"
 """
 """Reads all files of a kernel, and takes the kernel that the development environment has compiled from them."""
 SERVER = (
@@ -60,7 +59,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = source / "compiler"
     compiler.write_text(COMPILER)
     compiler.chmod(0o755)
-    environment = os.environ | {"CXX": str(compiler), "KERNELS": native.LIBRARIES}
+    environment = os.environ | {"CXX": str(compiler), "CHECKOUT": str(ROOT)}
     for project in (source, source / "models"):
         subprocess.run([*build, project], env=environment, check=True, capture_output=True)
     return source / "dist"

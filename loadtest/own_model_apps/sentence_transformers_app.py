@@ -28,4 +28,5 @@ else:
 
     @app.post("/classify")
     def classify(body: Body) -> list[list[dict[str, object]]]:
-        return classifier(body.inputs, truncation=True)  # type: ignore[return-value]
+        answers: list[list[dict[str, object]]] = classifier(body.inputs, truncation=True)
+        return answers
