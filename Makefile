@@ -106,8 +106,8 @@ clean: ## remove the virtual environments and all caches
 PIP = $(@D)/bin/python -m pip
 INSTALL = $(PIP) install -qq --disable-pip-version-check --no-compile
 $(SERVICE)/ready: COMMAND = $(INSTALL) --editable .
-# uv takes a fifth of pip's time for the 250 packages. It does not read pip's settings, of which the folder of wheels may
-# hold a smaller torch. Where uv cannot install, as without PyPI, pip does.
+# uv takes a fifth of pip's time for the 250 packages. It does not read pip's settings. The folder of wheels
+# that they name may hold a smaller torch, so uv gets it. Where uv cannot install, as without PyPI, pip does.
 LINKS = $(PIP) config list | sed -n "s/.*find-links='\\(.*\\)'/\\1/p" | head -1
 $(DEVELOPMENT)/ready: COMMAND = $(INSTALL) "$$(grep -o 'uv==[0-9.]*' pyproject.toml)" && \
 	UV_FIND_LINKS="$$($(LINKS))" $(@D)/bin/uv pip install --quiet --python $(@D) --editable '.[dev]' || \

@@ -56,7 +56,7 @@ class Case(NamedTuple):
 
 
 def cases() -> dict[str, Case]:
-    """Returns the cases by name. Models that are not bundled are those of `SMALL`."""
+    """Returns the cases by name. A model that is not bundled comes from `SMALL`."""
     embed = [json.loads(body.data)["inputs"] for body in default_workload(64 * 8, 1, ["/embed"])]
     batches = [embed[start : start + 64] for start in range(0, len(embed), 64)]
 

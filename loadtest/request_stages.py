@@ -23,7 +23,7 @@ from swiftlet_serve.inference import partial_results
 from swiftlet_serve.types import Batch, BatchResult
 from swiftlet_serve.workers import messages
 
-REPEATS = 5  # of each request, of which the least disturbed counts
+REPEATS = 5  # of each request: the least disturbed run counts
 BUNDLED = Path(swiftlet_models.__file__).parent / "bundled"
 
 

@@ -40,7 +40,7 @@ def resident_kib(pid: int) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Returns the CPU time that a process and its descendants, also those that have ended, have taken so far."""
+    """Returns the CPU time of a process and its descendants so far, including those that have ended."""
     fields = (Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split() for process in process_tree(pid))
     return sum(int(ticks) for field in fields for ticks in field[11:15]) / os.sysconf("SC_CLK_TCK")
 

@@ -386,6 +386,11 @@ def seal(path: Path, manifest: Manifest, card: Mapping[str, Any] | None = None) 
 
 
 def read_manifest(path: Path) -> Manifest:
+    """Returns the manifest of a directory, whose other files are not verified.
+
+    Raises:
+        ArtifactError: there is no valid manifest.
+    """
     if not path.is_dir():
         raise ArtifactError(f"{path.name}: there is no such directory.")
     file = path / MANIFEST

@@ -114,6 +114,11 @@ class Folded:
     vectors: dict[str, Array] = field(default_factory=dict)
 
     @property
+    def given(self) -> int:
+        """The width of the hidden states that the caller gives to a head; 0 for other networks."""
+        return next((step.out.width for step in self.program if isinstance(step, LookUp) and step.table == GIVEN), 0)
+
+    @property
     def reads_all(self) -> bool:
         """Whether the head reads all tokens, and not those in focus alone."""
         return not any(isinstance(step, Read) and step.how == "focus" for step in self.program)
@@ -422,7 +427,7 @@ class _Network:
             self.blocks.append(Block(tuple(end)))
 
     def fold_given(self, pooling: Pooling | Literal["late"] | None) -> None:
-        """Takes the hidden states from the caller, in place of an encoder."""
+        """Takes the hidden states from the caller, and not from an encoder."""
         steps: list[Step] = [LookUp(self.place("hidden"), GIVEN, "given")]
         if pooling in ("mean", "max"):
             steps.append(Read("hidden", "hidden", pooling))

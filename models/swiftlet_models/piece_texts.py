@@ -26,7 +26,7 @@ class PieceTexts:
     def __init__(
         self, decoder: Decoder, token: Callable[[int], str | None], replacements: Sequence[tuple[str, str]]
     ) -> None:
-        """Creates the texts, of which none is known.
+        """Starts without a known text.
 
         Args:
             decoder: writes tokens.

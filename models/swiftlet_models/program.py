@@ -19,7 +19,7 @@ from typing import Final, Literal, NamedTuple
 WORDS: Final = "words"  # the word table, `Folded.words`
 JOIN: Final = "+"  # between the names of two products that are one
 
-GIVEN: Final = "given"  # in place of a table: the rows that the caller gives, one for each token
+GIVEN: Final = "given"  # names no table, but the rows that the caller gives, one for each token
 Index = Literal["word", "next_word", "previous_word", "position", "token_type", "given"]
 """What chooses the row of a table: a token's id, the id of a neighbour in its sequence, its position or its type."""
 How = Literal["focus", "mean", "max"]

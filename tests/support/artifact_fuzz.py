@@ -172,7 +172,7 @@ def _load(library: Library, artifact: Hostile, seed: int) -> str:
         engine = Native(library, folded, precision=precision)
     except (ValueError, FoldingError) as error:
         return f"refused by the engine: {type(error).__name__}"
-    _run(engine, manifest.vocab_size, manifest.max_tokens, draw, _given(folded))
+    _run(engine, manifest.vocab_size, manifest.max_tokens, draw, folded.given)
     engine.close()
     return "loaded, and refused by C++ after a change" if refused else "loaded"
 
@@ -219,17 +219,12 @@ def _load_contradictory(library: Library, folded: Folded, precision: Precision, 
     finally:
         native.program_numbers = own
     words = 1 if folded.words is None else len(folded.words)
-    _run(engine, words, folded.positions, draw, _given(folded), valid=False)
+    _run(engine, words, folded.positions, draw, folded.given, valid=False)
     engine.close()
     return False
 
 
 _NUMBERS: Final = (-(1 << 31), -16, -1, 0, 1, 2, 3, 4, 15, 16, 32, 64, 96, 112, 1 << 20, 1 << 24, (1 << 31) - 1)
-
-
-def _given(folded: Folded) -> int:
-    """Returns the width of the hidden states that a head reads; 0 for other networks."""
-    return folded.program.widths["hidden"] if folded.words is None else 0
 
 
 def _run(engine: Engine, words: int, positions: int, draw: Random, given: int = 0, *, valid: bool = True) -> None:

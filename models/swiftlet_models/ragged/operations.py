@@ -149,10 +149,9 @@ def _look_up(step: LookUp, parameters: Parameters) -> Operation:
         return lambda state: parameters.floats(state.at.given)
     table, (value, first, width) = parameters.vector(step.table), step.out
     all_columns = parameters.widths[value]
-    index = step.index
 
     def run(state: State) -> Tensor:
-        rows = _rows(table, index, state.at)
+        rows = _rows(table, step.index, state.at)
         if width == all_columns and not step.adds:
             return rows
         out = state.values.get(value)

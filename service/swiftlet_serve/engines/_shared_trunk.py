@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models.tokenizer import Encoding
-from swiftlet_serve.types import Batch, Cost, Engine, Row
+from swiftlet_serve.types import Batch, Cost, Engine, Row, helped_s
 
 
 class Head(Engine, Protocol):
@@ -83,8 +83,7 @@ class SharedTrunk:
     @property
     def helped_s(self) -> float:
         """The time that other cores spent on this thread's last call."""
-        seconds: float = getattr(self._last_call, "helped_s", 0.0)
-        return seconds
+        return helped_s(self._last_call)
 
     def run(self, batch: Batch) -> Sequence[Row]:
         """Computes a batch.
@@ -98,14 +97,14 @@ class SharedTrunk:
             hidden[number] if places is None else hidden[number][places]
             for number, places in zip(readings.numbers, readings.places, strict=True)
         ]
-        helped_s = _helped_s(self._trunk)
+        seconds = helped_s(self._trunk)
         rows: dict[int, Row] = {}
         for head, members in _by_head(batch):
             own = batch if len(members) == len(batch) else batch.part(members)
             engine = self._heads[head]
             rows |= zip(members, engine.run(_head_batch(own, [given[b] for b in members], engine)), strict=True)
-            helped_s += _helped_s(engine)
-        self._last_call.helped_s = helped_s
+            seconds += helped_s(engine)
+        self._last_call.helped_s = seconds
         return [rows[b] for b in range(len(batch))]
 
     def close(self) -> None:
@@ -158,7 +157,7 @@ class OneHead:
 
     @property
     def helped_s(self) -> float:
-        return _helped_s(self._engine)
+        return helped_s(self._engine)
 
     def run(self, batch: Batch) -> Sequence[Row]:
         return self._engine.run(batch.for_head(self._head))
@@ -200,8 +199,3 @@ def _head_batch(batch: Batch, given: Sequence[Row], head: Head) -> Batch:
         heads=np.zeros(len(counts), np.int64),
         given=given[0] if len(given) == 1 else np.concatenate(given),
     )
-
-
-def _helped_s(engine: Engine) -> float:
-    seconds: float = getattr(engine, "helped_s", 0.0)
-    return seconds

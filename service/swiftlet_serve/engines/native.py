@@ -51,7 +51,7 @@ from swiftlet_models.program import (
     Rotate,
     Step,
 )
-from swiftlet_models.tensors import WeightsError
+from swiftlet_models.tensors import Matrix, WeightsError
 from swiftlet_models.weights import open_weights
 from swiftlet_serve.engines import onnx_cpu
 from swiftlet_serve.engines._matrices import PRECISIONS, finite, stored
@@ -212,9 +212,7 @@ class Native:
         self._precision = precision
         self._kernel = "; ".join((library.kernel, *(["bf16"] if precision == "bf16" else []), *passed_over))
         self._outputs = folded.outputs
-        looked_up = (step for step in folded.program if isinstance(step, LookUp))
-        self._given = next((step.out.width for step in looked_up if step.table == GIVEN), 0)
-        self.reads_all = folded.reads_all
+        self._given, self.reads_all = folded.given, folded.reads_all
         self._last_call = threading.local()
         most = max((product.matrix.shape[1] for product in folded.products.values()), default=0)
         if precision == "int8" and most > library.max_inputs:
@@ -236,17 +234,19 @@ class Native:
         for name in parameters.vectors:
             floats = finite(parameters.vectors[name])
             _check(self._c.swiftlet_add_vector(self._model, floats.size, floats))
-        if folded.words is None:
-            pass
-        elif parameters.words_in is not None:
-            width = folded.words.shape[1]
-            _check(self._c.swiftlet_share_words(self._model, parameters.products[parameters.words_in], width))
-        else:
-            words, scale = stored(folded.words, self._precision)
-            _check(self._c.swiftlet_add_words(self._model, *words.shape, words, scale))
+        if folded.words is not None:
+            self._add_words(folded.words, parameters)
         _check(self._c.swiftlet_finish(self._model))
         if self._c.swiftlet_outputs(self._model) != self._outputs:
             raise ValueError(ERRORS[5])
+
+    def _add_words(self, table: Matrix, parameters: Parameters) -> None:
+        if parameters.words_in is not None:
+            product = parameters.products[parameters.words_in]
+            _check(self._c.swiftlet_share_words(self._model, product, table.shape[1]))
+        else:
+            words, scale = stored(table, self._precision)
+            _check(self._c.swiftlet_add_words(self._model, *words.shape, words, scale))
 
     def _add(self, product: Product) -> None:
         weight, scale = stored(product.matrix, self._precision)
@@ -285,10 +285,8 @@ class Native:
         """
         tokens, rows = len(batch.input_ids), len(batch.offsets) - 1
         offsets = batch.offsets, batch.focus_offsets, batch.candidate_offsets
-        counts = {len(batch.top_k), len(batch.attended)}
-        if len(batch.token_type_ids) != tokens or counts != {rows} or {*map(len, offsets)} != {rows + 1}:
-            raise ValueError(ERRORS[2])
-        if batch.heads.any():
+        counts, limits = {len(batch.top_k), len(batch.attended)}, {*map(len, offsets)}
+        if len(batch.token_type_ids) != tokens or counts != {rows} or limits != {rows + 1} or batch.heads.any():
             raise ValueError(ERRORS[2])
         shapes = batch.row_shapes([self._outputs])
         # The batch is not validated yet: this bounds the memory. The rows of a valid batch are never longer.

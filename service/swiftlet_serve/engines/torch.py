@@ -268,15 +268,16 @@ def create_heads(artifacts: Sequence[Artifact], threads: int) -> Engine:
         FoldingError: folding does not support one of the networks.
         ArtifactError, SetupError: as `create`.
     """
-    device = _device(threads)
-
-    def load(artifact: Artifact, part: Part) -> RaggedTorch:
-        engine = ragged_engine(artifact, load_network(artifact), device, part=part)
-        if engine is None:
-            raise FoldingError("one of the networks runs on padded batches")
-        return engine
-
-    return SharedTrunk(load(artifacts[0], "trunk"), [load(artifact, "head") for artifact in artifacts])
+    device, engines = _device(threads), list[RaggedTorch]()
+    for artifact in artifacts:
+        model = load_network(artifact)
+        parts: tuple[Part, ...] = ("head",) if engines else ("trunk", "head")
+        for part in parts:
+            engine = ragged_engine(artifact, model, device, part=part)
+            if engine is None:
+                raise FoldingError("one of the networks runs on padded batches")
+            engines.append(engine)
+    return SharedTrunk(engines[0], engines[1:])
 
 
 def _device(threads: int) -> torch.device:
@@ -309,15 +310,16 @@ def ragged_engine(
     if device.type != "cuda":
         dtype = torch.float32
     network, longest = Network(folded, device, dtype, make_product), model.encoder.max_tokens
+    if part == "head":  # it takes little time, and its batches have many sizes
+        return RaggedTorch(network, device, longest, reads_all=folded.reads_all)
+    use_triton(network, device)
     runners = []
-    if part != "head":
-        use_triton(network, device)
-    if device.type == "cuda" and part != "head":  # also without graphs, because a runner has a stream
+    if device.type == "cuda":  # also without graphs, because a runner has a stream
         free, _ = torch.cuda.mem_get_info(device)
         sizes = list(buckets(ON_GPU.max_tokens, ON_GPU.max_rows, manifest.head)) if network.has_static_shapes else []
         share = int(GRAPH_MEMORY_SHARE * free / CALLS)
         runners = [StaticRunner(network, device, sizes, longest, share) for _ in range(CALLS)]
-    return RaggedTorch(network, device, longest, runners, reads_all=folded.reads_all)
+    return RaggedTorch(network, device, longest, runners)
 
 
 def load_network(artifact: Artifact) -> Model:

@@ -127,7 +127,8 @@ EXPORT std::int64_t swiftlet_workspace_bytes() { return static_cast<std::int64_t
 
 // Computes a batch and writes the outputs of the sequences one after another. `arrays` holds, one after another: offsets,
 // focus_offsets and candidate_offsets (sequences + 1 each), top_k and attended (sequences each), ids and token_types (tokens each), focus
-// (reads) and candidates. `given` holds the rows (tokens, width) of a program that reads such, and is null for others. `helped_ns` receives the time of other threads. Several threads may call it at the same time.
+// (reads) and candidates. `given` holds the rows (tokens, width) of a program that reads such, and is null for others.
+// `helped_ns` receives the time of other threads. Several threads may call it at the same time.
 // Returns `wrong_sum` if tiles computed one: then the outputs come from a second computation on vectors.
 EXPORT int swiftlet_run(const Model* model, std::int64_t sequences, std::int64_t tokens, std::int64_t reads,
                         std::int64_t candidates, const std::int64_t* arrays, const float* given, float* out, std::int64_t* helped_ns) {

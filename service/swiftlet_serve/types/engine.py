@@ -27,6 +27,12 @@ class Cost:
     shares_trunk: bool = False  # whether heads that read the same tokens in one batch cost as much as one
 
 
+def helped_s(engine: object) -> float:
+    """Returns the time that other cores spent on this thread's last call; 0 for an engine that shares no cores."""
+    seconds: float = getattr(engine, "helped_s", 0.0)
+    return seconds
+
+
 class TimedCall(NamedTuple):
     """A call with one sequence, and its duration."""
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from swiftlet_models.artifact import GOLDEN, MAX_BYTES, Artifact, ArtifactError
 from swiftlet_models.tokenizer import Encoding
-from swiftlet_serve.types import Batch, Engine, Row, TimedCall
+from swiftlet_serve.types import Batch, Engine, Row, TimedCall, helped_s
 from swiftlet_serve.types.topk import NOTHING, Ranked, Ranking, rank
 
 TOP_K: Final = 3  # outputs requested to check the engine's ranking
@@ -75,7 +75,7 @@ def time_calls(artifact: Artifact, engine: Engine) -> list[TimedCall]:
     for encoding in golden_inputs(artifact):
         started = time.perf_counter()
         engine.run(Batch.of([encoding]))
-        seconds = time.perf_counter() - started + getattr(engine, "helped_s", 0.0)
+        seconds = time.perf_counter() - started + helped_s(engine)
         timed.append(TimedCall(len(encoding.input_ids), seconds))
     return timed
 

@@ -17,7 +17,7 @@ from swiftlet_models.folding import FoldingError
 from swiftlet_serve import engines, plugins
 from swiftlet_serve.engines._shared_trunk import Apart, OneHead
 from swiftlet_serve.errors import Internal, log_exception
-from swiftlet_serve.types import Batch, BatchResult, Engine, Outcome, Row, TimedCall
+from swiftlet_serve.types import Batch, BatchResult, Engine, Outcome, Row, TimedCall, helped_s
 from swiftlet_serve.types.codec import ERROR_DETAILS
 from swiftlet_serve.types.topk import is_of
 from swiftlet_serve.workers.golden import replay, time_calls
@@ -103,7 +103,7 @@ def run_timed(model: EngineModel, batch: Batch) -> BatchResult:
     """Runs a batch as `run_batch` does and measures its duration."""
     started = time.monotonic()
     outcomes = run_batch(model, batch)
-    return BatchResult(outcomes, time.monotonic() - started, getattr(model.engine, "helped_s", 0.0))
+    return BatchResult(outcomes, time.monotonic() - started, helped_s(model.engine))
 
 
 def run_batch(model: EngineModel, batch: Batch) -> list[Outcome]:

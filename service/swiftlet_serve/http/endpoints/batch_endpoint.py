@@ -17,7 +17,7 @@ from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.model_endpoint import (
     MARGIN,
     MAX_INLINE_SEQUENCES,
-    ModelEndpoint,
+    Endpoint,
     TaskResponse,
     check_response_size,
     compute_headers,
@@ -27,7 +27,6 @@ from swiftlet_serve.http.endpoints.model_endpoint import (
 from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.inference.catalog import ModelLoading
 from swiftlet_serve.inference.pipeline import Pipeline, Together
-from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.tasks._requests import Request as TaskRequest
 from swiftlet_serve.tasks._requests import Strict, characters, failure
 from swiftlet_serve.telemetry.request_record import RequestRecord
@@ -72,11 +71,8 @@ class Member(NamedTuple):
     max_bytes: int
 
 
-class BatchEndpoint(ModelEndpoint):
+class BatchEndpoint(Endpoint):
     """Answers several requests at the same time."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        super().__init__(runtime, _translate)
 
     async def respond(self, request: Request) -> Response:
         """Returns the response to a request.
@@ -179,10 +175,6 @@ class BatchEndpoint(ModelEndpoint):
         finally:
             for task in running:
                 task.cancel()
-
-
-def _translate(_: Request) -> Any:
-    raise NotImplementedError("A batch has no request of one task.")
 
 
 def _located(error: SwiftletError, number: int) -> SwiftletError:

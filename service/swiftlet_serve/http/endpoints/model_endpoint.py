@@ -62,11 +62,51 @@ Translate = Callable[[Request], Translation]
 """Translates a request of a route. Raises SwiftletError if the request is invalid."""
 
 
-class ModelEndpoint:
+class Endpoint:
+    """What the endpoints that run models share: the place of a request in the queue, and the size of its response."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def _reserve(self, request: Request, now: float) -> None:
+        """Reserves the place of a request whose body has arrived. Has no effect if it has one.
+
+        Raises:
+            DeadlineExceeded, Unavailable: as `AdmissionController.reserve`.
+        """
+        record, remaining_s = request.record, request.response_deadline - now
+        self._runtime.admission.reserve(record, remaining_s, request.priority, complete=True, client=record.account)
+
+    def _max_response_bytes(self, pipeline: Pipeline, request: TaskRequest, body_bytes: int) -> int:
+        """Returns the maximum size of a response.
+
+        Raises:
+            Unprocessable: the response would be larger in any case. The engine must not run in vain.
+        """
+        task = pipeline.model.task
+        expected = getattr(task, "max_response_bytes", 0)  # of a task whose responses are always long
+        max_bytes = max(self._runtime.settings.max_response_bytes, MAX_RESPONSE_RATIO * body_bytes, expected)
+        least = getattr(task, "least_response_bytes", None)
+        if least is not None:
+            check_response_size(least(request), max_bytes)
+        return max_bytes
+
+    async def _wait_for_model(self, missing: ModelLoading, request: Request) -> None:
+        """Waits for a model that is not in memory. Such requests must not count as queued work.
+
+        Raises:
+            Unavailable: the model is not there in time, or cannot be loaded.
+        """
+        self._runtime.admission.release(request.record)
+        await self._runtime.wait_for_model(missing, request.response_deadline)
+        self._reserve(request, time.monotonic())
+
+
+class ModelEndpoint(Endpoint):
     """Answers the requests of one route."""
 
     def __init__(self, runtime: Runtime, translate: Translate) -> None:
-        self._runtime = runtime
+        super().__init__(runtime)
         self._translate = translate
 
     async def respond(self, request: Request) -> Response:
@@ -107,39 +147,6 @@ class ModelEndpoint:
         request.check_deadline(time.monotonic())  # a blocked event loop delays the pipeline's timeout
         response.raw_headers += compute_headers(record, pipeline.model.engine_name)
         return response
-
-    def _reserve(self, request: Request, now: float) -> None:
-        """Reserves the place of a request whose body has arrived. Has no effect if it has one.
-
-        Raises:
-            DeadlineExceeded, Unavailable: as `AdmissionController.reserve`.
-        """
-        record, remaining_s = request.record, request.response_deadline - now
-        self._runtime.admission.reserve(record, remaining_s, request.priority, complete=True, client=record.account)
-
-    def _max_response_bytes(self, pipeline: Pipeline, request: TaskRequest, body_bytes: int) -> int:
-        """Returns the maximum size of a response.
-
-        Raises:
-            Unprocessable: the response would be larger in any case. The engine must not run in vain.
-        """
-        task = pipeline.model.task
-        expected = getattr(task, "max_response_bytes", 0)  # of a task whose responses are always long
-        max_bytes = max(self._runtime.settings.max_response_bytes, MAX_RESPONSE_RATIO * body_bytes, expected)
-        least = getattr(task, "least_response_bytes", None)
-        if least is not None:
-            check_response_size(least(request), max_bytes)
-        return max_bytes
-
-    async def _wait_for_model(self, missing: ModelLoading, request: Request) -> None:
-        """Waits for a model that is not in memory. Such requests must not count as queued work.
-
-        Raises:
-            Unavailable: the model is not there in time, or cannot be loaded.
-        """
-        self._runtime.admission.release(request.record)
-        await self._runtime.wait_for_model(missing, request.response_deadline)
-        self._reserve(request, time.monotonic())
 
 
 def task_translation(runtime: Runtime, task: str) -> Translate:
