@@ -1,15 +1,13 @@
 """Splits texts into the word pieces of a BERT tokenizer, with their places, as the tokenizers library does.
 
 The library tracks how each step changes each character. 250 tokens take it 500 µs, and `native/word_pieces.cpp` 20.
-That file knows no Unicode. The library is asked what becomes of a character, once for each 256 characters. This is
-enough because the steps of these tokenizers treat each character by itself, with one exception: the canonical order of
-combining marks. A text with a mark that stays and may move is left to the library.
+That file knows no Unicode: it learns what becomes of each character (`bert_characters.py`) when a text has one of a new
+block. A text with characters of many new blocks, or with one that is unsure, is left to the library.
 """
 
 from __future__ import annotations
 
 import ctypes
-import unicodedata
 import warnings
 import weakref
 from functools import cache
@@ -21,22 +19,18 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from swiftlet_models.bert_characters import BLOCK, BLOCKS, NORMALISED, characters
+
 FILE: Final = Path(__file__).parent / "native/word_pieces.so"
 INTERFACE: Final = 1  # the version of the functions in native/word_pieces.cpp
 MOST_PIECE_CHARACTERS: Final = 1 << 22  # of all pieces, which take 60 bytes for each
 LARGEST_ID: Final = (1 << 31) - 1
 MOST_HELD: Final = 4096  # characters: a longer text releases Python's lock, and takes more than 0.1 ms
+MOST_LEARNT: Final = 2  # blocks of characters, for one text: the event loop may wait for it
 
 # As in native/word_pieces.cpp.
-BLOCK: Final = 256
-BLOCKS: Final = 0x400
-NORMALISED: Final = 3
-LETTER, SPACE, MARK, UNSURE = (kind << 21 for kind in (1, 2, 3, 4))
 LONGEST_WORD: Final = 1000
 UNKNOWN_CHARACTER: Final = -1
-
-NFD: Final = tokenizers.normalizers.NFD()
-LAST_MARK: Final = "\u0345"  # any other mark that may move goes before it
 
 Rows = NDArray[np.int32]
 
@@ -82,18 +76,18 @@ class WordPieces:
         Raises:
             MemoryError: there is not enough memory.
         """
-        normalizer, model = document["normalizer"], document["model"]
+        normaliser, model = tokenizer.normalizer, document["model"]
         self._library = library
-        self._normalise = tokenizer.normalizer.normalize_str
-        self._split = tokenizer.pre_tokenizer.pre_tokenize_str
-        strips = normalizer.get("strip_accents")
-        self._sorts_marks = normalizer["lowercase"] if strips is None else strips
+        self._characters = characters(
+            normaliser.clean_text, normaliser.handle_chinese_chars, normaliser.strip_accents, normaliser.lowercase
+        )
+        self._learnt = set[int]()
         vocab, prefix = model["vocab"], model["continuing_subword_prefix"]
         longest = model["max_input_chars_per_word"]
         pieces = sorted(piece for piece in vocab if len(piece) <= len(prefix) + longest)
-        characters, ends = _code_points("".join(pieces)), np.array([*accumulate(map(len, pieces))], np.int64)
+        code_points, ends = _code_points("".join(pieces)), np.array([*accumulate(map(len, pieces))], np.int64)
         ids, start = np.array([vocab[piece] for piece in pieces], np.int32), _code_points(prefix)
-        arrays = [array.ctypes.data for array in (characters, ends, ids, start)]
+        arrays = [array.ctypes.data for array in (code_points, ends, ids, start)]
         self._pieces = library.create(
             arrays[0], len(pieces), *arrays[1:], len(prefix), vocab[model["unk_token"]], longest
         )
@@ -138,40 +132,18 @@ class WordPieces:
         encode = self._library.encode_briefly if len(text) <= MOST_HELD else self._library.encode
         found = encode(self._pieces, code_points, len(text), buffer)
         if found == UNKNOWN_CHARACTER:
-            blocks = {ord(character) // BLOCK for character in set(text)}
-            if max(blocks) >= BLOCKS:
+            new = {ord(character) // BLOCK for character in set(text)} - self._learnt
+            if max(new, default=0) >= BLOCKS:
                 return None
-            for block in blocks:
+            for block in sorted(new)[:MOST_LEARNT]:
                 self._learn(block)
             found = encode(self._pieces, code_points, len(text), buffer)
         return rows[:found] if found >= 0 else None
 
     def _learn(self, block: int) -> None:
-        """Asks what becomes of each character of a block."""
-        found = np.zeros((BLOCK, NORMALISED), np.uint32)
-        for row, code in zip(found, range(block * BLOCK, (block + 1) * BLOCK), strict=True):
-            characters = self._normalised(chr(code))
-            row[: len(characters)] = characters
-        if self._library.learn(self._pieces, block, found.ctypes.data):
+        if self._library.learn(self._pieces, block, self._characters.block(block).ctypes.data):
             raise MemoryError
-
-    def _normalised(self, character: str) -> list[int]:
-        """Returns the code points that a character becomes, each with its kind."""
-        if unicodedata.category(character) == "Cs" or (self._sorts_marks and self._has_moving_mark(character)):
-            return [UNSURE]
-        normalised = self._normalise(character)
-        return [ord(one) | self._kind(one) for one in normalised] if len(normalised) <= NORMALISED else [UNSURE]
-
-    def _has_moving_mark(self, character: str) -> bool:
-        """Returns whether a character has a mark that stays in the text, and may change places with other marks."""
-        return any(
-            NFD.normalize_str(LAST_MARK + mark)[0] != LAST_MARK and self._normalise(mark)
-            for mark in NFD.normalize_str(character)
-        )
-
-    def _kind(self, character: str) -> int:
-        words = self._split("a" + character)
-        return MARK if len(words) == 2 else SPACE if words[0][0] == "a" else LETTER
+        self._learnt.add(block)
 
 
 def _code_points(text: str) -> NDArray[np.uint32]:

@@ -161,6 +161,13 @@ def test_threads_share_word_pieces_that_know_no_character_yet() -> None:
     assert found == [encoded(tokenizer, text) for text in texts]
 
 
+def test_a_text_teaches_few_blocks_of_characters() -> None:
+    """The event loop must not wait for a text with a character of each script."""
+    pieces, text = own(CASES["uncased"]), "".join(chr(code) for code in range(0x400, 0x800, BLOCK))
+    assert pieces.encode(text) is None
+    assert rows(pieces, text) == encoded(library(CASES["uncased"]), text)
+
+
 @pytest.mark.parametrize(
     "change",
     [
