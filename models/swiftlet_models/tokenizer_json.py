@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Collection
 from typing import Any
@@ -78,8 +77,8 @@ def without_specials(document: dict[str, Any], keep: Collection[str] = ()) -> di
     `<pad>` in a text, and a BPE could merge to one, so those pieces get a space in their name. A space never matches,
     because the normalizer or pre-tokenizer has replaced every space by `▁` or `Ġ`.
     """
-    document = copy.deepcopy(document)
-    added, model = document["added_tokens"], document["model"]
+    added, model = [dict(token) for token in document["added_tokens"]], dict(document["model"])
+    document = document | {"added_tokens": added, "model": model}  # a deep copy of the vocabulary takes 0.1 s
     for token in added:
         token["special"] = token["special"] and token["content"] not in keep
     if model["type"] in ("Unigram", "BPE"):

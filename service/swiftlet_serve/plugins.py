@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 
@@ -11,7 +12,12 @@ from swiftlet_serve.errors import SetupError
 
 def names(package: ModuleType) -> list[str]:
     """Returns the sorted names of a package's plug-ins, without importing them."""
-    names = (module.name for module in pkgutil.iter_modules(package.__path__))
+    return list(_names(tuple(package.__path__)))
+
+
+@cache
+def _names(folders: tuple[str, ...]) -> list[str]:
+    names = (module.name for module in pkgutil.iter_modules(folders))
     return sorted(name for name in names if not name.startswith("_"))
 
 

@@ -134,6 +134,7 @@ def stress(library: Library, network: Native, batch: Batch, callers: int, rounds
     return helped.value
 
 
+@pytest.mark.exhaustive
 def test_helpers_join_and_leave_calls_without_data_races(program):
     """Several threads make calls while the number of cores changes. A sanitizer's report ends the program."""
     helped = 0

@@ -101,6 +101,7 @@ def test_answers_equal_those_of_a_server_without_fronts(artifact_dir):
         assert run(pages(two)) == run(pages(one))
 
 
+@pytest.mark.exhaustive
 async def test_metrics_and_status_of_any_front_are_those_of_all(artifact_dir):
     with serving(artifact_dir, *TWO, "--admin-port", "0") as server:
         answers, bad = await ask_all(server), await ask_all(server, body=b"{")
@@ -160,6 +161,7 @@ async def test_rate_limit_of_tokens_holds_over_all_fronts(artifact_dir):
     assert all("rate limit of tokens" in json.loads(one.body)["detail"] for one in answers[1:])
 
 
+@pytest.mark.exhaustive
 async def test_full_queue_refuses_in_every_front(artifact_dir):
     options = (*TWO, "--cores", "1", "--max-queued-tokens", "8", "--timeout-ms", "600000")
 
@@ -181,6 +183,7 @@ async def test_full_queue_refuses_in_every_front(artifact_dir):
     assert total(ended, FINISHED, outcome="cancelled") == 2
 
 
+@pytest.mark.exhaustive
 async def test_deadline_ends_a_request_in_any_front(artifact_dir):
     with serving(artifact_dir, *TWO, code=NEVER_ANSWERS) as server:
         late = await ask_all(server, headers=["X-Request-Timeout-Ms: 20"])
@@ -228,6 +231,7 @@ async def _again(reader, writer):
         return None
 
 
+@pytest.mark.exhaustive
 async def test_stopped_front_is_replaced(artifact_dir):
     with serving(artifact_dir, *TWO, code=SOON_IMPATIENT) as server:
         victim = processes(server, FRONT)[0]
@@ -254,6 +258,7 @@ async def test_other_fronts_accept_the_connections_of_a_lost_one(artifact_dir):
     assert {one.status for one in answers} == {200}
 
 
+@pytest.mark.exhaustive
 async def test_front_that_sends_garbage_is_replaced(artifact_dir):
     with serving(artifact_dir, *TWO, code=DAMAGES_ONE_REQUEST) as server:
         kept = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(CONNECTIONS)]
@@ -299,6 +304,7 @@ async def test_shutdown_under_load_loses_no_request(artifact_dir):
     assert f"{tally.answered} answered, 0 failed, 0 cancelled" in server.stderr
 
 
+@pytest.mark.exhaustive
 async def test_endless_requests_get_a_503_when_the_server_stops_waiting(artifact_dir):
     with serving(
         artifact_dir, *TWO, "--shutdown-timeout-s", "1", "--timeout-ms", "600000", code=NEVER_ANSWERS
@@ -313,6 +319,7 @@ async def test_endless_requests_get_a_503_when_the_server_stops_waiting(artifact
     assert "Traceback" not in server.stderr
 
 
+@pytest.mark.exhaustive
 async def test_sighup_changes_the_keys_of_all_fronts(artifact_dir, tmp_path):
     (old, old_line), (new, new_line) = make_key("old"), make_key("new")
     file = tmp_path / "keys"

@@ -73,6 +73,7 @@ def test_vectors_equal_those_of_sentence_transformers(pooling: str, dense: Any, 
                 assert np.abs(found - expected).max() <= PARITY * max(1, np.abs(expected).max())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("pooling", first(["cls", "mean", "max"], "mean"))
 def test_vectors_of_a_thousand_texts_equal_those_of_sentence_transformers(pooling: str, tmp_path: Path) -> None:
     model, artifact = embedding_parity.save(tmp_path, pooling)

@@ -98,6 +98,7 @@ def test_tokenize_equals_installed_transformers(variant: str, count: int, tmp_pa
     assert read(tokenizer, texts) == reference(reference_tokenizer, texts)
 
 
+@pytest.mark.exhaustive
 def test_tokenize_equals_transformers_on_data_sets(tmp_path: Path) -> None:
     if not cases.DATA.is_dir():
         pytest.skip("the data sets are absent")

@@ -220,6 +220,7 @@ def test_kernels_of_a_gpu_compute_nearly_the_same(architecture, task):
     assert fusion.use_triton(ragged(architecture, task, CUDA), CUDA)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("capability", "shared_kib"), first([(80, 163), (90, 227)], (90, 227)))
 def test_kernels_compile_for_gpus(capability, shared_kib):
     """An A100 and an H100, with the shared memory that a program may have there."""

@@ -133,6 +133,7 @@ def train(folder: Path, directory: Path, **changes) -> tuple[Model, Recipe]:
     return finetune(recipe, "work", pretrained, tokenizer, folder, directory, SILENT), recipe
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("task_teacher", first(["", OTHER], OTHER))
 def test_student_learns_the_predictions_of_its_teacher(folder, tmp_path, task_teacher):
     plan = replace(PLAN, task_teacher=task_teacher, hard_label_weight=0.0, init_from_teacher=True)

@@ -140,6 +140,7 @@ def test_networks_with_other_attention_keep_their_padding():
     assert padded == {"deberta_v2", "gpt2", "modernbert", "mpnet"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("packs", "backend"), first([(False, "aot_eager"), (True, "eager")], (True, "eager")))
 def test_compiled_layers_have_the_same_gradients(packs, backend):
     model = deepcopy(network("bert", "classify")).eval()
