@@ -324,7 +324,7 @@ async def _row_or_error(row: Awaitable[Row]) -> Outcome:
 
 async def _gather(rows: Sequence[Awaitable[Outcome]]) -> list[Outcome]:
     """Returns all outcomes in order. If one raises or the caller is cancelled, the others are cancelled."""
-    futures = [asyncio.ensure_future(row) for row in rows]
+    futures = [row if isinstance(row, asyncio.Future) else asyncio.ensure_future(row) for row in rows]
     try:
         if len(futures) == 1:
             return [await futures[0]]

@@ -128,6 +128,7 @@ class Dispatcher:
         """
         now, loop = self.clock(), asyncio.get_running_loop()
         model_queue = self.models[model]
+        shares_trunk = model_queue.latency.cost.shares_trunk
         client = "" if record is None else record.account
         arrival, rows = now, []
         for encoding in encodings:
@@ -136,7 +137,7 @@ class Dispatcher:
             item = QueuedSequence(encoding, length, deadline, priority, client, arrival, now, row, queue, record)
             row.add_done_callback(item.leave)  # its caller may cancel it
             rows.append(row)
-            if model_queue.latency.cost.shares_trunk and self._join(item):
+            if shares_trunk and self._join(item):
                 continue
             queue.add(item)
             arrival += model_queue.sequence_s(length)

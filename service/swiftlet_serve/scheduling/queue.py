@@ -88,7 +88,10 @@ class Lane:
 
     def add(self, item: QueuedSequence) -> None:
         """Inserts a sequence by its virtual arrival."""
-        insort(self.items, item, key=_arrival)
+        if not self.items or self.items[-1].arrival <= item.arrival:  # the usual case
+            self.items.append(item)
+        else:
+            insort(self.items, item, key=_arrival)
         self.tokens += item.length
         self.squares += item.length**2
 
