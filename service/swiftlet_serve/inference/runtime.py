@@ -54,13 +54,13 @@ class Runtime(ABC):
             rate_limiter: limits the requests of each client on all ports; None without a limit.
 
         Raises:
-            SetupError: two models have the same name.
+            SetupError: two models have the same name, or one of the settings' `model_names` means no model.
         """
         self.settings = settings
         self.stats = stats
         self.admission = admission
         self.rate_limiter = rate_limiter
-        self.catalog = Catalog()
+        self.catalog = Catalog(settings.model_names)
         self.leaving = False  # whether the server is about to stop: it still answers, but is not ready
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lag = EventLoopLag()
@@ -73,6 +73,8 @@ class Runtime(ABC):
             pipeline = self._make_pipeline(model, self._place_of(name))
             fixed[name] = ServedVersions(model.manifest.task, {1: pipeline}, {DEFAULT: 1})
         self.catalog.update(fixed)
+        if settings.repository is None:  # whose models change
+            self.catalog.check_names(settings.model_names)
 
     def _make_pipeline(self, model: OpenModel, place: Place) -> Pipeline:
         name = model.manifest.name

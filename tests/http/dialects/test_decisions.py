@@ -1,8 +1,7 @@
-"""Decisions as OpenAI and System One ask for them. A classifier answers by the logits of our own route."""
+"""Decisions as OpenAI asks for them. A classifier answers by the logits of our own route."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 
@@ -116,47 +115,6 @@ def test_instructions_may_be_parts(client):
     assert decide(client, PREDICATE | {"instructions": parts}).json() == decide(client, PREDICATE).json()
 
 
-def test_system_one_answers_by_name(client):
-    questions = {
-        "positive": {"type": "noul", "instructions": PREDICATE["instructions"]},
-        "which": {"type": "choice", "instructions": "Which?", "criteria": {"good": "It is good.", "bad": None}},
-        "level": {"type": "score", "instructions": SCORE["instructions"], "criteria": ["low", "middle", "high"]},
-    }
-    predicate, choice, score = decide(client, PREDICATE, CHOICE, SCORE).json()["answers"]
-
-    body = {"model": "tiny-classify", "state": TEXT, "questions": questions}
-    response = client.post("/v1/systemone", json=body).json()
-
-    assert response["answers"] == {
-        "positive": {"type": "noul", "noul": predicate["probability"]},
-        "which": {
-            "type": "choice",
-            "choice": choice["choice"],
-            "probabilities": {one["value"]: one["probability"] for one in choice["probabilities"]},
-            "confidence": choice["confidence"],
-        },
-        "level": {
-            "type": "score",
-            "score": score["score"],
-            "legend": {"0": "low", "1": "middle", "2": "high"},
-            "probabilities": {str(one["value"]): one["probability"] for one in score["probabilities"]},
-            "confidence": score["confidence"],
-        },
-    }
-    assert set(response["usage"]) == {"input_tokens", "output_tokens"}
-
-
-def test_system_one_reads_a_state_of_json_as_text(client):
-    state = {"text": TEXT}
-    questions = {"positive": {"type": "noul", "instructions": PREDICATE["instructions"]}}
-    answers = [
-        client.post("/v1/systemone", json={"model": "classify", "state": each, "questions": questions}).json()
-        for each in (state, json.dumps(state, ensure_ascii=False))
-    ]
-
-    assert answers[0] == answers[1]
-
-
 def log_odds(client, statement):
     """The scaled log-odds of a statement about TEXT, from our own route."""
     parameters = {"candidate_labels": [statement], "hypothesis_template": "{}", "multi_label": True}
@@ -181,16 +139,6 @@ def test_zero_shot_model_answers_every_question(client):
     assert choice["choice"] == ["film", True, False][expected.index(max(expected))]
     odds = [math.exp(log_odds(client, f"How warm? {text}")) for text in ("low", "middle", "high")]
     assert score["score"] == pytest.approx((odds[1] + 2 * odds[2]) / sum(odds))
-
-
-def test_zero_shot_noul_weighs_its_criteria(client):
-    criteria = {"true": "It is warm.", "false": "It is cold."}
-    question = {"type": "noul", "instructions": "Warm?", "criteria": criteria}
-    body = {"model": "zero-shot", "state": TEXT, "questions": {"warm": question}}
-
-    yes, no = (math.exp(log_odds(client, f"Warm? {text}")) for text in criteria.values())
-    answer = client.post("/v1/systemone", json=body).json()["answers"]["warm"]
-    assert answer == {"type": "noul", "noul": pytest.approx(yes / (yes + no))}
 
 
 def test_answers_do_not_depend_on_other_questions(client):
@@ -277,6 +225,3 @@ def test_blank_parts_of_questions_are_named(blank, every_client):
         body = {"model": "zero-shot", "input": "a", "questions": [first, question]}
         response = every_client.post("/v1/decisions", json=body)
         assert (response.status_code, response.json()["error"]["param"]) == (422, place)
-    levels = {"q": {"type": "score", "instructions": "How?", "criteria": ["a", blank]}}
-    response = every_client.post("/v1/systemone", json={"model": "zero-shot", "state": "a", "questions": levels})
-    assert (response.status_code, response.json()["error"]["param"]) == (422, "/questions/0/criteria/1")

@@ -11,14 +11,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+from pydantic import Field
 
 from swiftlet_models import calibration
 from swiftlet_models.artifact import Decisions, Manifest
 from swiftlet_serve.errors import NotFound, Unprocessable, invalid_value
+from swiftlet_serve.http.dialect_parts.dialect import translation
+from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation
 from swiftlet_serve.http.wording import Wording, renamed
 from swiftlet_serve.inference.pipeline import MAX_SEQUENCES, Pipeline
 from swiftlet_serve.tasks._requests import is_blank
+from swiftlet_serve.telemetry.request_record import RequestRecord
+
+MAX_QUESTIONS: Final = 400
+MAX_OPTIONS: Final = 255
+"""Options of a choice."""
+MAX_LEVELS: Final = 10
+"""Levels of a score."""
+
+Name = Annotated[str, Field(max_length=256)]
+"""The name of a question."""
 
 
 class Option(NamedTuple):
@@ -34,40 +48,35 @@ class Option(NamedTuple):
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a text. A predicate has no options."""
+    """A question about a text. The options of a predicate, which may be none, say what yes means and what no does."""
 
     kind: Literal["predicate", "choice", "score"]
     pointer: str
     """The JSON Pointer of the question, for errors."""
-    instructions: str
+    instructions: str | None
+    """None for a question whose options say everything."""
     options: tuple[Option, ...] = ()
+    negated: bool = False
+    """Whether the only option of a predicate is what no means."""
 
     @property
     def statements(self) -> tuple[str, ...]:
         """The statements whose likelihood a zero-shot or embedding model estimates."""
-        if not self.options:
-            return (self.instructions,)
-        return tuple(f"{self.instructions} {option.text}".strip() for option in self.options)
+        instructions = self.instructions or ""
+        return tuple(f"{instructions} {option.text}".strip() for option in self.options) or (instructions,)
 
 
 Distribution = list[float]
 """The probabilities of a question's options, in order. Of a predicate: of yes."""
 
 
-class Inquiry(NamedTuple):
-    """A request of the task that answers questions, and how its answer is read."""
-
-    pipeline: Pipeline
-    """The pipeline of the task that answers."""
-    fields: Mapping[str, Any]
-    """The fields of the task's request."""
-    wording: Wording
-    """Puts errors of this request in the terms of the questions."""
-    read: Callable[[Any], list[Distribution]]
-    """Returns one distribution for each question, given the task's answer."""
+Respond = Callable[[Sequence[Distribution], RequestRecord], Mapping[str, Any]]
+"""Returns the response to questions but for the name of the model, given the distributions of their answers."""
 
 
-def ask(pipeline: Pipeline, text: str, questions: Sequence[Question], at: str, *, truncate: bool) -> Inquiry:
+def ask(
+    pipeline: Pipeline, text: str, questions: Sequence[Question], at: str, respond: Respond, *, truncate: bool
+) -> Translation:
     """Puts questions to a model. All statements become one request, which the engine computes together.
 
     Args:
@@ -75,6 +84,7 @@ def ask(pipeline: Pipeline, text: str, questions: Sequence[Question], at: str, *
         text: the text.
         questions: the questions.
         at: the JSON Pointer of the text, for errors.
+        respond: returns the response.
         truncate: whether a text that is too long is cut.
 
     Raises:
@@ -106,10 +116,7 @@ def ask(pipeline: Pipeline, text: str, questions: Sequence[Question], at: str, *
 
         def read(answer: Any) -> list[Distribution]:
             log_odds = {entry["label"]: calibration.log_odds(entry["score"]) for entry in answer}
-            return [
-                distribution([log_odds[statement] for statement in question.statements], known.temperature)
-                for question in questions
-            ]
+            return [_weighed(question, log_odds, known.temperature) for question in questions]
 
     elif manifest.task == "classify":
         readers = [_reader(manifest, known, question) for question in questions]
@@ -122,18 +129,27 @@ def ask(pipeline: Pipeline, text: str, questions: Sequence[Question], at: str, *
     else:
         raise NotFound("unknown_model", "No model of this name answers questions. See /models for the served models.")
     names = {"/inputs": at, "/parameters/truncation": "/truncation", "/parameters": "/questions"}
-    wording = Wording(renamed(labels | names))
-    return Inquiry(pipeline, {"inputs": text, "parameters": parameters}, wording, read)
+
+    def render(answer: Any, record: RequestRecord) -> TaskResponse:
+        return TaskResponse.of({"model": manifest.name, **respond(read(answer), record)})
+
+    return translation(pipeline, {"inputs": text, "parameters": parameters}, render, Wording(renamed(labels | names)))
 
 
 def _check_content(question: Question) -> None:
     """Raises Unprocessable if the instructions or an option are blank."""
-    if is_blank(question.instructions):
+    if is_blank(question.instructions or "") and (question.instructions is not None or not question.options):
         detail = "The instructions of a question are empty. Write what to decide about the text."
         raise invalid_value(f"{question.pointer}/instructions", "empty", detail)
     for option in question.options:
         if is_blank(option.text):
             raise invalid_value(option.pointer, "empty", "An option of a question is empty. Write what it means.")
+
+
+def _weighed(question: Question, log_odds: Mapping[str, float], temperature: float) -> Distribution:
+    """Returns the answer to a question, given the log-odds of its statements."""
+    odds = [log_odds[statement] for statement in question.statements]
+    return distribution([-odds[0]] if question.negated else odds, temperature)
 
 
 def distribution(log_odds: Sequence[float], temperature: float) -> Distribution:
@@ -150,6 +166,16 @@ def confidence(probabilities: Distribution) -> float:
     return min(1.0, max(0.0, (options * max(probabilities) - 1) / (options - 1)))
 
 
+def best(probabilities: Distribution) -> int:
+    """Returns the position of the most likely option."""
+    return probabilities.index(max(probabilities))
+
+
+def mean(probabilities: Distribution) -> float:
+    """Returns the expected level of a score, counted from 0."""
+    return sum(i * probability for i, probability in enumerate(probabilities))
+
+
 def _reader(manifest: Manifest, known: Decisions, question: Question) -> Callable[[Mapping[str, float]], Distribution]:
     """Returns the function from the logits of a classifier to the answer of a question.
 
@@ -160,7 +186,7 @@ def _reader(manifest: Manifest, known: Decisions, question: Question) -> Callabl
     if manifest.problem == "regression":
         raise _refusal(question, "The model computes a number and has no labels. Ask a zero-shot model.")
     if question.kind == "predicate":
-        label = known.predicates.get(question.instructions)
+        label = known.predicates.get(question.instructions or "")
         if label is None:
             raise _refusal(question, "The model's manifest maps no label to this predicate. Ask a zero-shot model.")
         if not exclusive:
@@ -178,7 +204,7 @@ def _reader(manifest: Manifest, known: Decisions, question: Question) -> Callabl
                 question, "A choice is not a label of the model. Use the labels in /models, or ask a zero-shot model."
             )
     else:
-        chosen = known.scores.get(question.instructions, ())
+        chosen = known.scores.get(question.instructions or "", ())
         if len(chosen) != len(question.options):
             detail = "The model's manifest does not map this score to as many labels. Ask a zero-shot model."
             raise _refusal(question, detail)
