@@ -12,6 +12,7 @@ from typing import NamedTuple
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError, draining, engine_unavailable
 from swiftlet_serve.inference.catalog import DEFAULT, Catalog, ModelLoading, ServedVersions
+from swiftlet_serve.inference.kept_rows import KeptRows
 from swiftlet_serve.inference.loading import OpenModel
 from swiftlet_serve.inference.pipeline import Pipeline, Scheduler
 from swiftlet_serve.scheduling.admission import AdmissionController
@@ -79,7 +80,7 @@ class Runtime(ABC):
     def _make_pipeline(self, model: OpenModel, place: Place) -> Pipeline:
         name = model.manifest.name
         self.stats.add_model(name, model.manifest.task, place.version)
-        scheduler = self._make_scheduler(name, place.key)
+        scheduler = KeptRows(self._make_scheduler(name, place.key))
         return Pipeline(model, scheduler, self._threads, self.settings, *place)
 
     @abstractmethod

@@ -175,12 +175,13 @@ def _decisions(
     answers = [
         _decision(question, distribution) for question, distribution in zip(questions, distributions, strict=True)
     ]
+    tokens = record.tokens + record.kept_tokens
     usage = {
-        "input_tokens": record.tokens,
-        "input_tokens_details": {"cache_write_tokens": 0, "cached_tokens": 0},
+        "input_tokens": tokens,
+        "input_tokens_details": {"cache_write_tokens": 0, "cached_tokens": record.kept_tokens},
         "output_tokens": 0,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": record.tokens,
+        "total_tokens": tokens,
     }
     return {"answers": answers, "usage": usage}
 

@@ -138,7 +138,7 @@ def _answers(
         name: _answer(question, distribution)
         for (name, question), distribution in zip(questions.items(), distributions, strict=True)
     }
-    return {"answers": answers, "usage": {"input_tokens": record.tokens, "output_tokens": 0}}
+    return {"answers": answers, "usage": {"input_tokens": record.tokens + record.kept_tokens, "output_tokens": 0}}
 
 
 def _answer(question: Noul | Options | Levels, probabilities: Distribution) -> dict[str, Any]:
