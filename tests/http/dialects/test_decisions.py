@@ -141,6 +141,20 @@ def test_zero_shot_model_answers_every_question(client):
     assert score["score"] == pytest.approx((odds[1] + 2 * odds[2]) / sum(odds))
 
 
+def test_options_of_the_same_meaning_share_its_probability(client):
+    def choose(*values):
+        choices = [{"value": value, "description": value.rstrip("*")} for value in values]
+        question = {"type": "choice", "instructions": "What?", "choices": choices}
+        (answer,) = decide(client, question, model="tiny-zero-shot").json()["answers"]
+        return {one["value"]: one["probability"] for one in answer["probabilities"]}
+
+    once, twice = choose("a", "b"), choose("a", "a*", "b")
+
+    assert (twice["a"], twice["a*"]) == (pytest.approx(once["a"] / 2), twice["a"])
+    assert twice["b"] == pytest.approx(once["b"])
+    assert choose("a", "a*") == {"a": 0.5, "a*": 0.5}
+
+
 def test_answers_do_not_depend_on_other_questions(client):
     questions = [PREDICATE, {"type": "choice", "instructions": "What?", "choices": [{"value": "a"}, {"value": "b"}]}]
     together = decide(client, *questions, model="tiny-zero-shot").json()["answers"]

@@ -9,6 +9,7 @@ guessed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -147,9 +148,16 @@ def _check_content(question: Question) -> None:
 
 
 def _weighed(question: Question, log_odds: Mapping[str, float], temperature: float) -> Distribution:
-    """Returns the answer to a question, given the log-odds of its statements."""
-    odds = [log_odds[statement] for statement in question.statements]
-    return distribution([-odds[0]] if question.negated else odds, temperature)
+    """Returns the answer to a question, given the log-odds of its statements.
+
+    Options of the same statement mean one event: they share its probability.
+    """
+    times = Counter(question.statements)
+    odds = [log_odds[statement] for statement in times]
+    if len(question.options) < 2:
+        return distribution([-odds[0]] if question.negated else odds, temperature)
+    of_events = dict(zip(times, calibration.softmax(odds, temperature).tolist(), strict=True))
+    return [of_events[statement] / times[statement] for statement in question.statements]
 
 
 def distribution(log_odds: Sequence[float], temperature: float) -> Distribution:
