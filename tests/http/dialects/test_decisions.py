@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from starlette.testclient import TestClient
 
-from swiftlet_models.artifact import Decisions
+from swiftlet_models.artifact import Decisions, Fit
 from swiftlet_serve.http.app import create_app
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
@@ -160,6 +160,42 @@ def test_answers_do_not_depend_on_other_questions(client):
     together = decide(client, *questions, model="tiny-zero-shot").json()["answers"]
 
     assert together == [decide(client, one, model="tiny-zero-shot").json()["answers"][0] for one in questions]
+
+
+@pytest.fixture(scope="module")
+def fitted_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A client of a zero-shot model with a fit for each type of question. It is never sure enough of a choice."""
+    fits = {"predicate": Fit(4.0, -1.5), "choice": Fit(threshold=1.0), "score": Fit(0.5, threshold=0.1)}
+    artifact = make_artifact(tmp_path_factory.mktemp("fits"), "zero-shot")
+    path = reseal(artifact, decisions=Decisions(temperature=TEMPERATURE, fits=fits))
+    runtime = LocalRuntime.load(Settings(models=(str(path),), engine="echo", cores=1))
+    with TestClient(create_app(runtime), raise_server_exceptions=False) as client:
+        yield client
+
+
+def test_each_type_of_question_has_its_fit(fitted_client):
+    predicate, score = {"type": "predicate", "instructions": "It is warm."}, SCORE | {"instructions": "How warm?"}
+    answers = decide(fitted_client, predicate, score, CHOICE | {"name": "a"}, model="tiny-zero-shot").json()["answers"]
+    warm = TEMPERATURE * log_odds(fitted_client, "It is warm.")
+    odds = [math.exp(2 * TEMPERATURE * log_odds(fitted_client, f"How warm? {level['label']}")) for level in LEVELS]
+
+    assert answers[0]["probability"] == pytest.approx(1 / (1 + math.exp(-(warm - 1.5) / 4)))
+    levels = [one["probability"] for one in answers[1]["probabilities"]]
+    assert levels == pytest.approx([one / sum(odds) for one in odds])
+    assert answers[2] == {"type": "refusal", "name": "a"}
+
+
+def test_system_one_marks_answers_that_are_not_sure_enough(fitted_client):
+    questions = {
+        "which": {"type": "choice", "instructions": "Which?", "criteria": {"a": None, "b": None}},
+        "warm": {"type": "noul", "criteria": {"true": "It is warm."}},
+    }
+    body = {"model": "jev-latest", "state": TEXT, "questions": questions}
+    answers = fitted_client.post("/v1/systemone", json=body).json()["answers"]
+
+    assert answers["which"]["x_refused"] is True
+    assert "choice" in answers["which"]
+    assert "x_refused" not in answers["warm"]
 
 
 def test_too_many_options_are_refused(client):

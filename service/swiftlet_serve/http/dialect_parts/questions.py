@@ -3,8 +3,8 @@
 A zero-shot model, or an embedding model, answers any question: each statement (the instructions, or the instructions
 followed by an option) is a hypothesis about the text. Its log-odds weigh entailment against contradiction. A classifier
 answers a choice among its own labels, and the predicates and scores that its manifest maps to labels. Both divide
-log-odds by the temperature that was fitted for the model. Questions that a model cannot answer are refused, never
-guessed.
+log-odds by the temperature that was fitted for the model and the type of question. Questions that a model cannot answer
+are refused, never guessed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 from pydantic import Field
 
 from swiftlet_models import calibration
-from swiftlet_models.artifact import Decisions, Manifest
+from swiftlet_models.artifact import Decisions, Fit, Manifest
 from swiftlet_serve.errors import NotFound, Unprocessable, invalid_value
 from swiftlet_serve.http.dialect_parts.dialect import translation
 from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation
@@ -71,8 +71,16 @@ Distribution = list[float]
 """The probabilities of a question's options, in order. Of a predicate: of yes."""
 
 
-Respond = Callable[[Sequence[Distribution], RequestRecord], Mapping[str, Any]]
-"""Returns the response to questions but for the name of the model, given the distributions of their answers."""
+class Answer(NamedTuple):
+    """The answer to a question."""
+
+    probabilities: Distribution
+    refused: bool
+    """Whether the model is less sure of its best answer than its manifest asks for."""
+
+
+Respond = Callable[[Sequence[Answer], RequestRecord], Mapping[str, Any]]
+"""Returns the response to questions but for the name of the model."""
 
 
 def ask(
@@ -117,7 +125,7 @@ def ask(
 
         def read(answer: Any) -> list[Distribution]:
             log_odds = {entry["label"]: calibration.log_odds(entry["score"]) for entry in answer}
-            return [_weighed(question, log_odds, known.temperature) for question in questions]
+            return [_weighed(question, log_odds, known.fit(question.kind)) for question in questions]
 
     elif manifest.task == "classify":
         readers = [_reader(manifest, known, question) for question in questions]
@@ -132,7 +140,11 @@ def ask(
     names = {"/inputs": at, "/parameters/truncation": "/truncation", "/parameters": "/questions"}
 
     def render(answer: Any, record: RequestRecord) -> TaskResponse:
-        return TaskResponse.of({"model": manifest.name, **respond(read(answer), record)})
+        answers = [
+            Answer(probabilities, certainty(probabilities) < known.fit(question.kind).threshold)
+            for question, probabilities in zip(questions, read(answer), strict=True)
+        ]
+        return TaskResponse.of({"model": manifest.name, **respond(answers, record)})
 
     return translation(pipeline, {"inputs": text, "parameters": parameters}, render, Wording(renamed(labels | names)))
 
@@ -147,7 +159,7 @@ def _check_content(question: Question) -> None:
             raise invalid_value(option.pointer, "empty", "An option of a question is empty. Write what it means.")
 
 
-def _weighed(question: Question, log_odds: Mapping[str, float], temperature: float) -> Distribution:
+def _weighed(question: Question, log_odds: Mapping[str, float], fit: Fit) -> Distribution:
     """Returns the answer to a question, given the log-odds of its statements.
 
     Options of the same statement mean one event: they share its probability.
@@ -155,17 +167,15 @@ def _weighed(question: Question, log_odds: Mapping[str, float], temperature: flo
     times = Counter(question.statements)
     odds = [log_odds[statement] for statement in times]
     if len(question.options) < 2:
-        return distribution([-odds[0]] if question.negated else odds, temperature)
-    of_events = dict(zip(times, calibration.softmax(odds, temperature).tolist(), strict=True))
+        yes = calibration.sigmoid(odds[0] + fit.offset, fit.temperature)
+        return [1 - yes if question.negated else yes]
+    of_events = dict(zip(times, calibration.softmax(odds, fit.temperature).tolist(), strict=True))
     return [of_events[statement] / times[statement] for statement in question.statements]
 
 
-def distribution(log_odds: Sequence[float], temperature: float) -> Distribution:
-    """Returns the probabilities of options. A single one is a predicate, whose other option is its contrary."""
-    if len(log_odds) == 1:
-        return [calibration.sigmoid(log_odds[0], temperature)]
-    probabilities: Distribution = calibration.softmax(log_odds, temperature).tolist()
-    return probabilities
+def certainty(probabilities: Distribution) -> float:
+    """Returns the probability of the best answer. Of a predicate, that is yes or no."""
+    return max(*probabilities, 1 - probabilities[0]) if len(probabilities) == 1 else max(probabilities)
 
 
 def confidence(probabilities: Distribution) -> float:
@@ -190,6 +200,7 @@ def _reader(manifest: Manifest, known: Decisions, question: Question) -> Callabl
     Raises:
         Unprocessable: the classifier cannot answer the question.
     """
+    fit = known.fit(question.kind)
     exclusive = manifest.problem == "single_label" and len(manifest.labels) > 1
     if manifest.problem == "regression":
         raise _refusal(question, "The model computes a number and has no labels. Ask a zero-shot model.")
@@ -198,10 +209,10 @@ def _reader(manifest: Manifest, known: Decisions, question: Question) -> Callabl
         if label is None:
             raise _refusal(question, "The model's manifest maps no label to this predicate. Ask a zero-shot model.")
         if not exclusive:
-            return lambda logits: [calibration.sigmoid(logits[label], known.temperature)]
+            return lambda logits: [calibration.sigmoid(logits[label] + fit.offset, fit.temperature)]
         position = manifest.labels.index(label)
         return lambda logits: [
-            float(calibration.softmax([logits[name] for name in manifest.labels], known.temperature)[position])
+            float(calibration.softmax([logits[name] for name in manifest.labels], fit.temperature)[position])
         ]
     if not exclusive:
         raise _refusal(question, "The labels of the model do not exclude each other. Ask predicates only.")
@@ -216,7 +227,12 @@ def _reader(manifest: Manifest, known: Decisions, question: Question) -> Callabl
         if len(chosen) != len(question.options):
             detail = "The model's manifest does not map this score to as many labels. Ask a zero-shot model."
             raise _refusal(question, detail)
-    return lambda logits: distribution([logits[label] for label in chosen], known.temperature)
+
+    def read(logits: Mapping[str, float]) -> Distribution:
+        probabilities: Distribution = calibration.softmax([logits[label] for label in chosen], fit.temperature).tolist()
+        return probabilities
+
+    return read
 
 
 def _refusal(question: Question, detail: str) -> Unprocessable:

@@ -15,6 +15,7 @@ from swiftlet_serve.http.dialect_parts.questions import (
     MAX_LEVELS,
     MAX_OPTIONS,
     MAX_QUESTIONS,
+    Answer,
     Distribution,
     Name,
     Option,
@@ -169,11 +170,12 @@ def _name(value: Value) -> str:
 
 def _decisions(
     questions: Sequence[Predicate | ChoiceQuestion | ScoreQuestion],
-    distributions: Sequence[Distribution],
+    found: Sequence[Answer],
     record: RequestRecord,
 ) -> dict[str, Any]:
     answers = [
-        _decision(question, distribution) for question, distribution in zip(questions, distributions, strict=True)
+        {"type": "refusal", "name": question.name} if answer.refused else _decision(question, answer.probabilities)
+        for question, answer in zip(questions, found, strict=True)
     ]
     tokens = record.tokens + record.kept_tokens
     usage = {

@@ -19,6 +19,7 @@ from swiftlet_serve.http.dialect_parts.questions import (
     MAX_LEVELS,
     MAX_OPTIONS,
     MAX_QUESTIONS,
+    Answer,
     Distribution,
     Name,
     Option,
@@ -132,11 +133,12 @@ def _question(question: Noul | Options | Levels, pointer: str) -> Question:
 
 
 def _answers(
-    questions: Mapping[str, Noul | Options | Levels], distributions: Sequence[Distribution], record: RequestRecord
+    questions: Mapping[str, Noul | Options | Levels], found: Sequence[Answer], record: RequestRecord
 ) -> dict[str, Any]:
+    """Returns the response. The protocol has no refusals: a field of our own marks the answers that are none."""
     answers = {
-        name: _answer(question, distribution)
-        for (name, question), distribution in zip(questions.items(), distributions, strict=True)
+        name: _answer(question, answer.probabilities) | ({"x_refused": True} if answer.refused else {})
+        for (name, question), answer in zip(questions.items(), found, strict=True)
     }
     return {"answers": answers, "usage": {"input_tokens": record.tokens + record.kept_tokens, "output_tokens": 0}}
 
