@@ -80,7 +80,7 @@ class Answer(NamedTuple):
 
 
 Respond = Callable[[Sequence[Answer], RequestRecord], Mapping[str, Any]]
-"""Returns the response to questions but for the name of the model."""
+"""Returns the response to questions, without the name of the model."""
 
 
 def ask(
@@ -175,7 +175,7 @@ def _weighed(question: Question, log_odds: Mapping[str, float], fit: Fit) -> Dis
 
 def certainty(probabilities: Distribution) -> float:
     """Returns the probability of the best answer. Of a predicate, that is yes or no."""
-    return max(*probabilities, 1 - probabilities[0]) if len(probabilities) == 1 else max(probabilities)
+    return max(probabilities) if len(probabilities) > 1 else max(probabilities[0], 1 - probabilities[0])
 
 
 def confidence(probabilities: Distribution) -> float:

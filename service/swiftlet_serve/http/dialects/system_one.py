@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
-from swiftlet_serve.errors import InvalidRequest, SwiftletError, Unprocessable
+from swiftlet_serve.errors import FieldError, InvalidRequest, SwiftletError, Unprocessable
 from swiftlet_serve.http import problem_details
 from swiftlet_serve.http.dialect_parts import model_pages
 from swiftlet_serve.http.dialect_parts.dialect import ForeignBody, Operation
@@ -126,10 +126,9 @@ def _question(question: Noul | Options | Levels, pointer: str) -> Question:
             )
             return Question("choice", pointer, instructions, options)
         case Levels():
-            levels = enumerate(map(_text, question.criteria))
-            return Question(
-                "score", pointer, instructions, tuple(Option(text, text, f"{at}/{i}") for i, text in levels)
-            )
+            texts = map(_text, question.criteria)
+            options = tuple(Option(text, text, f"{at}/{i}") for i, text in enumerate(texts))
+            return Question("score", pointer, instructions, options)
 
 
 def _answers(
@@ -164,11 +163,9 @@ def render_error(error: SwiftletError, _: str) -> Response:
         kind = ERROR_TYPES.get(error.status, "invalid_request_error")
         about = {"error_type": kind, "message": sentence(error), "code": error.code}
         return JSONResponse({"detail": about}, error.status, problem_details.headers(error))
-    pointer, code = (
-        (error.field_errors[0].pointer, error.field_errors[0].code) if error.field_errors else ("", error.code)
-    )
-    place = ["body", *(int(step) if step.isdigit() else step for step in pointer.split("/")[1:])]
-    detail = [{"loc": place, "msg": sentence(error), "type": code}]
+    first = error.field_errors[0] if error.field_errors else FieldError("", error.code)
+    place = ["body", *(int(step) if step.isdigit() else step for step in first.pointer.split("/")[1:])]
+    detail = [{"loc": place, "msg": sentence(error), "type": first.code}]
     return JSONResponse({"detail": detail}, Unprocessable.status, problem_details.headers(error))
 
 
