@@ -65,7 +65,7 @@ class Outcomes(NamedTuple):
 def examples(rows: Sequence[Sequence[float]], right: Sequence[int]) -> list[Example]:
     """Returns examples, given the log-odds of each text and the position of its label. The wrong labels take turns."""
     return [
-        Example(row, label, (label + 1 + number % (len(row) - 1)) % len(row))
+        Example(row, label, (label + 1 + number // 2 % (len(row) - 1)) % len(row))  # in each half of the examples
         for number, (row, label) in enumerate(zip(rows, right, strict=True))
     ]
 
@@ -82,11 +82,8 @@ def choice(cases: Sequence[Example], temperature: float, precision: float | None
         correct = [int(row.argmax()) == case.right for row, case in zip(rows, part, strict=True)]
         return Outcomes([float(row.max()) for row in rows], correct)
 
-    fitted, raw, other = (
-        outcomes(cases[::2], temperature),
-        outcomes(cases[1::2], 1.0),
-        outcomes(cases[1::2], temperature),
-    )
+    raw = outcomes(cases[1::2], 1.0)
+    fitted, other = (outcomes(cases[half::2], temperature) for half in (0, 1))
     return _judged("choice", Fit(temperature), raw.error, other.error, (fitted, other), precision)
 
 
@@ -133,14 +130,14 @@ def _judged(
     Raises:
         SetupError: no answers reach the precision.
     """
-    threshold: float | None = 0.0
+    threshold = 0.0
     if precision is not None:
-        threshold = calibration.find_threshold(*halves[0], precision, LEAST)
-    if threshold is None:
-        share = f"{100 * precision:g} %" if precision is not None else ""
-        raise SetupError(
-            f"No {LEAST} answers to questions of the type {kind} are right in {share} of cases. Ask for less."
-        )
+        found = calibration.find_threshold(*halves[0], precision, LEAST)
+        if found is None:
+            share = f"{100 * precision:g} %"
+            detail = f"No {LEAST} answers to questions of the type {kind} are right in {share} of cases. Ask for less."
+            raise SetupError(detail)
+        threshold = found
     probabilities, true = (np.array(values) for values in halves[1])
     sure = true[probabilities >= threshold]
     reached = round(float(sure.mean()), DIGITS) if len(sure) else None
