@@ -1,11 +1,12 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["jevcompat==0.1.1", "typesafe-sdk==0.7.5"]
+# dependencies = ["jevbench==0.1.0", "jevcompat==0.1.1", "typesafe-sdk==0.7.5"]
 # ///
-"""System One's client, with and without asyncio, and the public conformance suite of its protocol."""
+"""System One's client, with and without asyncio, and two public suites: of conformance, and of coherence."""
 
 import asyncio
 
+import jevbench
 from common import DEADLINE_HEADERS, SERVERS, TEXTS, failure, overload, report
 from jevcompat import runner
 from typesafe_sdk import AsyncTypeSafeClient, Choice, Noul, RetryPolicy, Score, TypeSafeAPIError, TypeSafeClient
@@ -47,11 +48,19 @@ def judge():
     return [found.verdict, *([found.count(level, end) for end in ("pass", "fail")] for level in ("MUST", "SHOULD"))]
 
 
+def weigh():
+    """Returns which relations of the coherence suite do not hold, of those that do not depend on the model."""
+    model = jevbench.systemone(f"{SERVERS['keyed_url']}/v1/systemone", "jev-latest", api_key=SERVERS["key"])
+    groups = ["BAT.isolation", "CHO.conditioning", "REP.binding", "REP.equivariance"]
+    found = jevbench.evaluate(model, "examples", groups=groups, relations=["option_clone"], cache=None)
+    return [len(found.scores["relations"]), [name for name, score in found.scores["relations"].items() if score < 1]]
+
+
 def main():
     with asyncio.Runner() as loop:
         alone = run(TypeSafeClient, lambda answer: answer)
         other = run(AsyncTypeSafeClient, lambda call: loop.run(call))
-    report(**{"typesafe-sdk": alone | {"suite": judge()}, "typesafe-sdk, asyncio": other})
+    report(**{"typesafe-sdk": alone | {"suite": judge(), "coherence": weigh()}, "typesafe-sdk, asyncio": other})
 
 
 main()

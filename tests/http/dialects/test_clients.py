@@ -318,6 +318,7 @@ def test_system_one(artifact_dir, server, servers, own, tmp_path):
     with serving(artifact_dir, *options) as keyed:
         clients = run("system_one_python", {**servers, "keyed_": keyed}, key=key)
     assert clients["typesafe-sdk"].pop("suite") == ["conformant", [32, 0], [15, 0]]
+    assert clients["typesafe-sdk"].pop("coherence") == [15, []]
     for name, found in clients.items():
         check(name, found, own | {"decisions": decisions})
         assert found.pop("models") == [*MODELS, "jev-latest"]
