@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 
@@ -115,6 +116,21 @@ def test_instructions_may_be_parts(client):
     assert decide(client, PREDICATE | {"instructions": parts}).json() == decide(client, PREDICATE).json()
 
 
+def test_parts_may_be_json(client):
+    data = {"a": ["서울"]}
+    as_text = json.dumps(data, ensure_ascii=False)
+    content = [{"role": "user", "content": [{"type": "input_text", "text": "A"}, {"type": "input_json", "data": data}]}]
+    instructions = [{"type": "input_json", "data": [data]}]
+    question, written = (
+        {"type": "predicate", "instructions": instructions},
+        PREDICATE | {"instructions": f"[{as_text}]"},
+    )
+
+    response = decide(client, question, model="tiny-zero-shot", input=content)
+    assert response.status_code == 200
+    assert response.json() == decide(client, written, model="tiny-zero-shot", input=f"A\n{as_text}").json()
+
+
 def log_odds(client, statement):
     """The scaled log-odds of a statement about TEXT, from our own route."""
     parameters = {"candidate_labels": [statement], "hypothesis_template": "{}", "multi_label": True}
@@ -211,6 +227,8 @@ def test_too_many_options_are_refused(client):
         PREDICATE | {"instructions": SECRET},
         PREDICATE | {"instructions": " "},
         PREDICATE | {"instructions": [{"type": "input_image", "image_url": SECRET}]},
+        PREDICATE | {"instructions": [{"type": "input_json", "data": SECRET}]},
+        PREDICATE | {"instructions": [{"type": "input_json", "data": {}}]},
         PREDICATE | {"type": SECRET},
         PREDICATE | {"name": SECRET * 99},
         CHOICE | {"choices": [{"value": "good"}, {"value": SECRET}]},

@@ -9,6 +9,7 @@ are refused, never guessed.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ MAX_LEVELS: Final = 10
 
 Name = Annotated[str, Field(max_length=256)]
 """The name of a question."""
+Content = str | dict[str, Any] | list[Any]
+"""A text, or what is read as its JSON."""
 
 
 class Option(NamedTuple):
@@ -147,6 +150,13 @@ def ask(
         return TaskResponse.of({"model": manifest.name, **respond(answers, record)})
 
     return translation(pipeline, {"inputs": text, "parameters": parameters}, render, Wording(renamed(labels | names)))
+
+
+def text_of(content: Content) -> str:
+    """Returns a content as a text, which is empty if the content is."""
+    if isinstance(content, str):
+        return content
+    return json.dumps(content, ensure_ascii=False) if content else ""
 
 
 def _check_content(question: Question) -> None:

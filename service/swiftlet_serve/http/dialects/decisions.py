@@ -24,6 +24,7 @@ from swiftlet_serve.http.dialect_parts.questions import (
     best,
     confidence,
     mean,
+    text_of,
 )
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.model_endpoint import Translation
@@ -35,10 +36,11 @@ Value = StrictStr | StrictBool
 
 
 class Part(ForeignBody):
-    """A part of a message. Only texts are read."""
+    """A part of a message. Only texts and JSON are read."""
 
     type: str
     text: str | None = None
+    data: Any = None
 
 
 Texts = str | list[Part]
@@ -130,15 +132,21 @@ def _text(content: Texts, pointer: str) -> str:
     """Returns the text of a content.
 
     Raises:
-        Unprocessable: a part is not a text.
+        Unprocessable: a part is neither a text nor JSON.
     """
     if isinstance(content, str):
         return content
-    for i, part in enumerate(content):
-        if part.text is None:
-            detail = "A part of the content is not a text. Send texts only."
-            raise invalid_value(f"{pointer}/{i}", "unsupported", detail)
-    return "\n".join(part.text for part in content if part.text is not None)
+    return "\n".join(_part(part, f"{pointer}/{i}") for i, part in enumerate(content))
+
+
+def _part(part: Part, pointer: str) -> str:
+    """Raises Unprocessable if a part is neither a text nor JSON."""
+    if part.type == "input_json" and isinstance(part.data, dict | list):
+        return text_of(part.data)
+    if part.text is None:
+        detail = "A part of the content is neither a text nor JSON. Send these only."
+        raise invalid_value(pointer, "unsupported", detail)
+    return part.text
 
 
 def _question(question: Predicate | ChoiceQuestion | ScoreQuestion, pointer: str) -> Question:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
@@ -20,6 +19,7 @@ from swiftlet_serve.http.dialect_parts.questions import (
     MAX_OPTIONS,
     MAX_QUESTIONS,
     Answer,
+    Content,
     Distribution,
     Name,
     Option,
@@ -28,6 +28,7 @@ from swiftlet_serve.http.dialect_parts.questions import (
     best,
     confidence,
     mean,
+    text_of,
 )
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.model_endpoint import Translation
@@ -35,9 +36,6 @@ from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.http.wording import sentence
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.telemetry.request_record import RequestRecord
-
-Content = str | dict[str, Any] | list[Any]
-"""A text, or what is read as its JSON."""
 
 
 class Criteria(ForeignBody):
@@ -99,34 +97,27 @@ def decide(runtime: Runtime, request: Request) -> Translation:
     pipeline = runtime.catalog.find(body.model, request.version)
     questions = [_question(question, f"/questions/{i}") for i, question in enumerate(body.questions.values())]
     respond = partial(_answers, body.questions)
-    return ask(pipeline, _text(body.state), questions, "/state", respond, truncate=body.truncation)
-
-
-def _text(content: Content) -> str:
-    """Returns a content as a text, which is empty if the content is."""
-    if isinstance(content, str):
-        return content
-    return json.dumps(content, ensure_ascii=False) if content else ""
+    return ask(pipeline, text_of(body.state), questions, "/state", respond, truncate=body.truncation)
 
 
 def _question(question: Noul | Options | Levels, pointer: str) -> Question:
-    instructions = None if question.instructions is None else _text(question.instructions)
+    instructions = None if question.instructions is None else text_of(question.instructions)
     at = f"{pointer}/criteria"
     match question:
         case Noul():
             criteria = question.criteria or Criteria()
             sides = [(name, getattr(criteria, name)) for name in ("true", "false")]
-            options = tuple(Option(name, _text(side), f"{at}/{name}") for name, side in sides if side is not None)
+            options = tuple(Option(name, text_of(side), f"{at}/{name}") for name, side in sides if side is not None)
             negated = [option.value for option in options] == ["false"]
             return Question("predicate", pointer, instructions, options, negated)
         case Options():
             options = tuple(
-                Option(name, name if meaning is None else _text(meaning), f"{at}/{i}")
+                Option(name, name if meaning is None else text_of(meaning), f"{at}/{i}")
                 for i, (name, meaning) in enumerate(question.criteria.items())
             )
             return Question("choice", pointer, instructions, options)
         case Levels():
-            texts = map(_text, question.criteria)
+            texts = map(text_of, question.criteria)
             options = tuple(Option(text, text, f"{at}/{i}") for i, text in enumerate(texts))
             return Question("score", pointer, instructions, options)
 
