@@ -12,7 +12,7 @@ from swiftlet_serve.errors import SetupError
 from swiftlet_serve.offline import type_fits
 from swiftlet_serve.offline.type_fits import Example
 
-COUNT = 4000
+COUNT = 1500
 
 
 def drawn(temperature: float, offset: float) -> list[Example]:
@@ -38,7 +38,7 @@ def test_predicates_get_the_temperature_and_the_offset_that_made_the_truth():
     found = type_fits.predicate(drawn(2.0, 1.5), 1.0, None, exclusive=False)
 
     assert (found.temperature, found.offset) == (pytest.approx(2.0, rel=0.15), pytest.approx(1.5, abs=0.3))
-    assert found.calibrated_error < 0.03 < found.raw_error
+    assert found.calibrated_error < 0.05 < 3 * found.calibrated_error < found.raw_error
     assert (found.threshold, found.coverage) == (0.0, 1.0)
 
 
