@@ -34,6 +34,7 @@ from swiftlet_serve.errors import SwiftletError
 from swiftlet_serve.http import dialects
 from swiftlet_serve.http.app import create_app
 from swiftlet_serve.http.connections.limits import MAX_CONNECTIONS, ConnectionLimits
+from swiftlet_serve.http.dialect_parts import questions
 from swiftlet_serve.http.dialects import cohere, decisions, openai
 from swiftlet_serve.http.endpoints.model_endpoint import MAX_RESPONSE_RATIO
 from swiftlet_serve.inference import pipeline
@@ -187,7 +188,7 @@ def request_limits() -> str:
             [f"List items and fields of the body together, {name}", f"{model.max_items:,}"]
             for name, model in (
                 ("`/v1/rerank` and `/v2/rerank`", cohere.RerankRequest),
-                ("`/v1/decisions`", decisions.DecisionsRequest),
+                ("`/v1/decisions` and `/v1/systemone`", decisions.DecisionsRequest),
                 ("`/v1/embeddings`", openai.EmbeddingsRequest),
             )
         ),
@@ -212,7 +213,7 @@ def request_limits() -> str:
         ["Texts times labels, zero-shot", f"{zero_shot.MAX_PAIRS}"],
         ["Characters of labels in one text, zero-shot", f"{zero_shot.MAX_LABELS_CHARACTERS:,}"],
         ["Characters of all hypotheses, zero-shot", f"{zero_shot.MAX_CHARACTERS:,}"],
-        ["Questions, decisions", f"{decisions.MAX_QUESTIONS}"],
+        ["Questions, decisions", f"{questions.MAX_QUESTIONS}"],
         [
             "Different options of all questions, decisions by a zero-shot or embedding model",
             f"{pipeline.MAX_SEQUENCES}",

@@ -39,6 +39,18 @@ def test_settings_prefer_arguments_to_the_environment(monkeypatch):
     assert Settings(port=9001).port == 9001
 
 
+def test_names_of_models_are_pairs(monkeypatch):
+    monkeypatch.setenv("SWIFTLET_MODEL_NAMES", "gpt-4o-mini=mine, a/b:c = mine@2,")
+
+    assert Settings().model_names == {"gpt-4o-mini": "mine", "a/b:c": "mine@2"}
+
+
+@pytest.mark.parametrize("names", ["a", "a=", "=b", "a=b=c", "a@1=b", "a=b,a=c"])
+def test_names_of_models_are_checked(names):
+    with pytest.raises(ValidationError):
+        Settings(model_names=names)
+
+
 @pytest.mark.parametrize("wrong", [{"port": 70_000}, {"timeout_ms": 0}, {"log_level": "loud"}, {"unknown": 1}])
 def test_settings_reject_invalid_values(wrong):
     with pytest.raises(ValidationError):

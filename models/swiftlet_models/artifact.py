@@ -195,6 +195,15 @@ class Labelling:
 
 
 @dataclass(frozen=True)
+class Fit:
+    """How log-odds become probabilities for one type of question, and which answers are sure enough."""
+
+    temperature: float = 1.0  # that log-odds are divided by, so that probabilities match frequencies
+    offset: float = 0.0  # added before, to the log-odds of a single statement
+    threshold: float = 0.0  # the probability of an answer below which it is refused
+
+
+@dataclass(frozen=True)
 class Decisions:
     """How a model answers typed questions.
 
@@ -205,6 +214,11 @@ class Decisions:
     temperature: float = 1.0  # that its log-odds are divided by, so that probabilities match frequencies
     predicates: Mapping[str, str] = field(default_factory=dict)  # the label that means yes, by the instructions
     scores: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the labels of the levels, by the instructions
+    fits: Mapping[str, Fit] = field(default_factory=dict)  # by the type of question: predicate, choice or score
+
+    def fit(self, kind: str) -> Fit:
+        """Returns the fit of a type of question."""
+        return self.fits.get(kind, Fit(self.temperature))
 
 
 @dataclass(frozen=True)
@@ -571,6 +585,7 @@ def _parse_part(kind: type[Sparse | MultiVector], document: object) -> Sparse | 
     return good and kind(**document | {"ignored": tuple(ignored)})
 
 
+QUESTION_TYPES: Final = frozenset({"predicate", "choice", "score"})
 LATER_EMBEDDING: Final = {"vector": True, "sparse": None, "multi_vector": None}  # fields that older manifests lack
 PARTS: Final[Mapping[str, type[Sparse | MultiVector]]] = {"sparse": Sparse, "multi_vector": MultiVector}
 
@@ -579,19 +594,39 @@ def _parse_decisions(document: object, labels: Sequence[str]) -> Decisions | Non
     """Raises ValueError if the field `decisions` has a wrong value."""
     if document is None:
         return None
+    if isinstance(document, dict):
+        document = {"fits": {}} | document  # which older manifests lack
     if not isinstance(document, dict) or set(document) != {field.name for field in fields(Decisions)}:
         raise ValueError("the field 'decisions' has a wrong value.")
-    temperature, predicates, scores = (document[key] for key in ("temperature", "predicates", "scores"))
+    temperature, predicates, scores, fits = (document[key] for key in ("temperature", "predicates", "scores", "fits"))
     valid = {
-        "temperature": type(temperature) in (int, float) and 0 < temperature <= sys.float_info.max,
+        "temperature": _is_temperature(temperature),
         "predicates": isinstance(predicates, dict) and all(label in labels for label in predicates.values()),
         "scores": isinstance(scores, dict)
         and all(isinstance(levels, list) and _are_distinct(levels, labels) for levels in scores.values()),
+        "fits": isinstance(fits, dict) and set(fits) <= QUESTION_TYPES and all(map(_is_fit, fits.values())),
     }
     for key, good in valid.items():
         if not good:
             raise ValueError(f"the field 'decisions/{key}' has a wrong value.")
-    return Decisions(**document)
+    return Decisions(**document | {"fits": {kind: Fit(**fit) for kind, fit in fits.items()}})
+
+
+def _is_temperature(value: object) -> bool:
+    return type(value) in (int, float) and 0 < value <= sys.float_info.max  # type: ignore[operator]
+
+
+def _is_fit(document: object) -> bool:
+    if not isinstance(document, dict) or set(document) != {field.name for field in fields(Fit)}:
+        return False
+    offset, threshold = document["offset"], document["threshold"]
+    are_numbers = type(offset) in (int, float) and type(threshold) in (int, float)
+    return (
+        _is_temperature(document["temperature"])
+        and are_numbers
+        and abs(offset) <= sys.float_info.max
+        and 0 <= threshold <= 1
+    )
 
 
 def _parse_reading(document: object) -> Reading:

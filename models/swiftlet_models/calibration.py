@@ -104,6 +104,29 @@ def expected_calibration_error(confidences: Sequence[float], correct: Sequence[b
     return float(np.abs(gaps).sum() / len(confidence))
 
 
+def find_threshold(confidences: Sequence[float], correct: Sequence[bool], precision: float, least: int) -> float | None:
+    """Returns the lowest confidence so that answers that have at least it are right often enough.
+
+    Args:
+        confidences: the probability of each answer, from 0 to 1.
+        correct: whether each answer is right.
+        precision: the share of right answers, from 0 to 1.
+        least: the answers that there must be.
+
+    Returns:
+        The confidence; None if there is none.
+
+    Raises:
+        ValueError: there are no cases, or the lists differ in length.
+    """
+    confidence, right = _as_arrays("confidences", confidences, correct)
+    order = np.argsort(-confidence, kind="stable")
+    confidence, counts = confidence[order], np.arange(1, len(order) + 1)
+    is_last = np.append(confidence[1:] < confidence[:-1], True)  # of answers with the same confidence
+    fitting = np.flatnonzero((np.cumsum(right[order]) >= precision * counts) & (counts >= least) & is_last)
+    return float(confidence[fitting[-1]]) if len(fitting) else None
+
+
 def _as_arrays(name: str, values: Sequence[float], correct: Sequence[bool]) -> tuple[Probabilities, Probabilities]:
     """Returns two arrays: a value for each answer, and whether the answer is right.
 

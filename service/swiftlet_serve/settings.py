@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -35,6 +35,12 @@ class Settings(BaseSettings):
         "checkpoints, names on the Hugging Face hub, each with options such as ./mine:task=qa,name=me, or TOML files. "
         "The first model of a task answers requests that name no model. If no model was made for rerank or zero-shot, "
         "the first embedding model answers these requests. Empty: all bundled models, the best one of each task first.",
+    )
+    model_names: Annotated[Mapping[str, str], NoDecode] = Field(
+        default_factory=dict,
+        description="Further names of models, separated by commas, for clients that send those of another service: "
+        "text-embedding-3-small=mobilebert-embed. A name means a served model, a version of it, or a task's default "
+        "model. jev-latest means zero-shot, unless it is set.",
     )
     model_cache: str = Field(
         "",
@@ -207,6 +213,18 @@ class Settings(BaseSettings):
     @classmethod
     def _split_models(cls, value: object) -> object:
         return split_models(value) if isinstance(value, str) else value
+
+    @field_validator("model_names", mode="before")
+    @classmethod
+    def _split_names(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        pairs = [[word.strip() for word in part.split("=")] for part in value.split(",") if part.strip()]
+        if not all(len(pair) == 2 and all(pair) and "@" not in pair[0] for pair in pairs):
+            raise ValueError("write name=model, with commas between them")
+        if len(names := dict(pairs)) < len(pairs):
+            raise ValueError("a name occurs twice")
+        return names
 
     @field_validator("devices", "dialects", "cors_origins", "trusted_proxies", mode="before")
     @classmethod

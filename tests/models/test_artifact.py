@@ -25,6 +25,7 @@ from swiftlet_models.artifact import (
     ArtifactError,
     Decisions,
     Embedding,
+    Fit,
     Labelling,
     Manifest,
     Reading,
@@ -63,6 +64,7 @@ DECISIONS: Any = {
     "predicates": {"The text is positive.": "positif"},
     "scores": {"How positive is it?": ["négatif", "positif"]},
 }
+FIT: Any = {"temperature": 2.0, "offset": -1.0, "threshold": 0.9}
 EMBEDDING = {
     "pooling": "mean",
     "normalize": True,
@@ -436,6 +438,10 @@ def test_manifest_has_an_embedding_for_that_head_only(path: Path) -> None:
         *(("temperature", value) for value in (0, -1.0, True, "1", None, 10**400)),
         *(("predicates", value) for value in (None, [], {"Good?": "good"}, {"Good?": 1}, {"Good?": []})),
         *(("scores", value) for value in (None, [], {"How?": "ab"}, {"How?": ["positif"]}, {"How?": ["positif"] * 2})),
+        *(("fits", value) for value in (None, [], {"other": FIT}, {"choice": {}}, {"choice": FIT | {"more": 1}})),
+        *(("fits", {"choice": FIT | {"temperature": value}}) for value in (0, "1", 10**400)),
+        *(("fits", {"choice": FIT | {"offset": value}}) for value in (None, True, -(10**400))),
+        *(("fits", {"choice": FIT | {"threshold": value}}) for value in (-0.1, 1.1, 10**400)),
     ],
 )
 def test_manifest_rejects_wrong_value_of_decisions(path: Path, key: str, value: Any) -> None:
@@ -445,7 +451,13 @@ def test_manifest_rejects_wrong_value_of_decisions(path: Path, key: str, value: 
 
 def test_manifest_has_decisions(path: Path) -> None:
     edit(path, settings_of(decisions=DECISIONS))
-    assert open_artifact(path).manifest.decisions == Decisions(**DECISIONS)
+    decisions = open_artifact(path).manifest.decisions
+    assert decisions == Decisions(**DECISIONS)
+    assert decisions.fit("choice") == Fit(1.5)
+    edit(path, settings_of(decisions=DECISIONS | {"fits": {"predicate": FIT}}))
+    decisions = open_artifact(path).manifest.decisions
+    assert decisions is not None
+    assert (decisions.fit("predicate"), decisions.fit("choice")) == (Fit(**FIT), Fit(1.5))
 
 
 def test_manifest_without_labels_has_no_problem(path: Path) -> None:

@@ -90,3 +90,23 @@ def test_error_needs_cases(arguments):
 def test_temperature_needs_cases():
     with pytest.raises(ValueError, match="there are no cases"):
         calibration.fit_temperature([], [])
+
+
+@pytest.mark.parametrize(
+    ("precision", "least", "threshold"),
+    [
+        (1.0, 1, 0.9),
+        (0.75, 1, 0.6),  # more would be right often enough at 0.9, but fewer are answered
+        (0.75, 5, None),
+        (0.5, 5, 0.5),
+        (1.0, 3, None),
+    ],
+)
+def test_threshold_is_the_lowest_that_is_right_often_enough(precision, least, threshold):
+    confidences, correct = [0.5, 0.9, 0.6, 0.9, 0.6, 0.5], [False, True, True, True, False, False]
+
+    assert calibration.find_threshold(confidences, correct, precision, least) == threshold
+
+
+def test_threshold_does_not_part_equal_confidences():
+    assert calibration.find_threshold([0.8, 0.8], [True, False], 1.0, 1) is None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from swiftlet_models.artifact import ACTIVATIONS, WEIGHTS, Decisions, open_artifact, seal
+from swiftlet_models.artifact import ACTIVATIONS, WEIGHTS, Decisions, Fit, open_artifact, seal
 from swiftlet_serve.cli.main import main
 from swiftlet_serve.engines import onnx_cpu
 from swiftlet_serve.engines.onnx_cpu import adds_in_32_bits
@@ -52,7 +52,10 @@ def test_calibrate_writes_temperature_labels_and_errors(tmp_path):
     )
     assert card["calibrated_error"] < card["raw_error"]
     assert found.manifest.decisions == Decisions(
-        card["temperature"], {"Is it good?": "good"}, {"How good?": ["bad", "neither", "good"]}
+        card["temperature"],
+        {"Is it good?": "good"},
+        {"How good?": ["bad", "neither", "good"]},
+        {kind: Fit(card["temperature"]) for kind in ("choice", "predicate")},
     )
     assert card["temperature"] > 1  # labels that do not follow the answers lower every confidence
     assert f"temperature {card['temperature']:g} (fitted on 30 examples)" in result.output
@@ -145,8 +148,37 @@ def test_calibrate_fits_an_embedding_model_for_labels_that_a_request_names(tmp_p
 
     assert result.exit_code == 0, result.output
     found = open_artifact(made.path)
-    assert found.manifest.decisions == Decisions(found.card()["calibration"]["temperature"])
+    card = found.card()["calibration"]
+    predicate = card["types"]["predicate"]
+    assert found.manifest.decisions == Decisions(
+        card["temperature"],
+        fits={"choice": Fit(card["temperature"]), "predicate": Fit(predicate["temperature"], predicate["offset"])},
+    )
+    assert predicate["calibrated_error"] < predicate["raw_error"]
+    assert "predicates: temperature" in result.output
     assert found.card()["calibration"]["fitted_on"] == COUNT // 2
+
+
+def test_answers_below_a_precision_are_refused(tmp_path):
+    made, data = make_artifact(tmp_path, "classify"), table(tmp_path, 300)
+    result = calibrate(made.path, data, "--precision", 1)
+    assert result.exit_code == 0, result.output
+    found = open_artifact(made.path)
+    for kind, one in found.card()["calibration"]["types"].items():
+        assert found.manifest.decisions.fit(kind) == Fit(one["temperature"], 0.0, one["threshold"])
+        assert f"{kind}: refused below {one['threshold']:.4f}; {100 * one['coverage']:.1f} % of" in result.output
+    assert found.manifest.decisions.fit("score") == Fit(found.manifest.decisions.temperature)
+
+    refused = calibrate(made.path, data, "--precision", 100)
+    assert refused.exit_code != 0
+    assert "No 20 answers to questions of the type choice are right in 100 % of cases. Ask for less." in refused.output
+    assert open_artifact(made.path).manifest == found.manifest
+
+
+def test_precision_is_for_decisions_only(tmp_path):
+    made = make_artifact(tmp_path, "qa")
+
+    assert "the task qa answers none" in calibrate(made.path, questions(tmp_path), "--precision", 90).output
 
 
 def test_activations_are_calibrated_and_served(tmp_path):

@@ -57,3 +57,13 @@ async def test_models_page_shows_the_versions(root):
         assert (model["version"], model["default"]) == ("1", True)
         shown = [(one["version"], one["state"], one["aliases"]) for one in model["versions"]]
         assert shown == [(1, "ready", ["default"]), (2, "ready", ["canary"])]
+
+
+async def test_further_name_follows_the_models_of_the_repository(root):
+    async with served(root, model_names={"other": "flowers", "none": "grass"}) as server, client(server) as http:
+        for model, version in {"other": "1", "other@canary": "2"}.items():
+            response = await http.post("/classify", json={"inputs": "abc", "model": model})
+            assert (response.status_code, response.headers["x-model-version"]) == (200, version)
+        response = await http.post("/classify", json={"inputs": "abc", "model": "none"})
+        assert (response.status_code, response.json()["code"]) == (404, "unknown_model")
+        assert [one["id"] for one in (await http.get("/v1/models")).json()["data"]] == ["flowers", "other"]

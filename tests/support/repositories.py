@@ -102,10 +102,10 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    root: Path, *, max_bytes: int | None = None, engine: str = "echo", store: Store | None = None
+    root: Path, *, max_bytes: int | None = None, engine: str = "echo", store: Store | None = None, **settings: Any
 ) -> AsyncIterator[Served]:
     """Serves a repository on engines in this process. The manager looks at it only when the test says so."""
-    runtime = LocalRuntime.load(Settings(repository=str(root), engine=engine, cores=2))
+    runtime = LocalRuntime.load(Settings(repository=str(root), engine=engine, cores=2, **settings))
     store = store or open_store(str(root))
     manager = ModelManager(runtime, store, Cache(store, None), max_bytes=max_bytes, poll_s=1e9)
     await runtime.open()

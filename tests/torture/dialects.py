@@ -91,5 +91,5 @@ def _complaint(attack: Attack, response: Response) -> str | None:
         error = json.loads(response.body)
     except ValueError:
         return f"status {response.status} without JSON"
-    has_error = isinstance(error, dict) and error.keys() & {"code", "error", "message"}
+    has_error = isinstance(error, dict) and error.keys() & {"code", "detail", "error", "message"}
     return None if has_error else f"status {response.status} without an error"

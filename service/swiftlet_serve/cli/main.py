@@ -229,6 +229,11 @@ def import_(source: str, out: Path, data: Path | None, limit: int | None, **opti
     help="Instructions of a score, and its labels from low to high, separated by commas. Can be repeated.",
 )
 @click.option(
+    "--precision",
+    type=click.FloatRange(0, 100, min_open=True),
+    help="Share of right answers, in percent, that decisions are to have: less sure ones are refused. Default: none.",
+)
+@click.option(
     "--activations", is_flag=True, help="Find ranges of activations for onnx_cpu, and leave the probabilities alone."
 )
 def calibrate(
@@ -240,14 +245,15 @@ def calibrate(
     limit: int | None,
     predicates: tuple[tuple[str, str], ...],
     scores: tuple[tuple[str, str], ...],
+    precision: float | None,
     activations: bool,
 ) -> None:
     """Calibrates the probabilities of an artifact, or with --activations its activations.
 
     Fits a temperature on every other example of a data file, and measures the calibration error on the rest. Writes
     the result to the artifact, for classifiers with the labels that answer predicates and scores. Decisions use the
-    temperature. For qa and fill-mask, the server does not use it. The
-    chance that an answer is right is sigmoid((log-odds of its score + offset) / temperature).
+    temperature. Zero-shot models have another one for predicates, with an offset. For qa and fill-mask, the server does
+    not use it. The chance that an answer is right is sigmoid((log-odds of its score + offset) / temperature).
     """
     from swiftlet_serve.inference.loading import load_model, locate_one
     from swiftlet_serve.offline.calibrate import calibrate, record
@@ -259,7 +265,8 @@ def calibrate(
         found = record_ranges(path, data, task, limit)
         click.echo(f"fixed ranges for {found['fixed']} of {found['products']} products, from {found['texts']} texts")
         return
-    fit = calibrate(load_model(path, engine, task=task), data, skip=skip, limit=limit)
+    share = None if precision is None else precision / 100
+    fit = calibrate(load_model(path, engine, task=task), data, skip=skip, limit=limit, precision=share)
     record(path, fit, dict(predicates), {score: labels.split(",") for score, labels in scores})
     offset = f", offset {fit.offset:g}" if fit.offset else ""
     click.echo(
@@ -267,6 +274,17 @@ def calibrate(
         f"expected calibration error {100 * fit.raw_error:.2f} % before, {100 * fit.calibrated_error:.2f} % after "
         f"(measured on {fit.measured_on} other examples)"
     )
+    if predicate := fit.types.get("predicate"):
+        click.echo(
+            f"predicates: temperature {predicate.temperature:g}, offset {predicate.offset:g}, error "
+            f"{100 * predicate.raw_error:.2f} % before, {100 * predicate.calibrated_error:.2f} % after"
+        )
+    for kind, one in fit.types.items() if precision is not None else ():
+        reached = "none" if one.precision is None else f"{100 * one.precision:.1f} %"
+        click.echo(
+            f"{kind}: refused below {one.threshold:.4f}; {100 * one.coverage:.1f} % of the other examples are "
+            f"answered, {reached} of them rightly"
+        )
 
 
 @main.command()

@@ -2,24 +2,27 @@
 
 A model has one version, or several from a model repository. Names with a version are `name@3`, and those with an alias
 `name@canary`. A request that names a model alone gets its default version, or one of a split: a share of the requests
-for each of several versions.
+for each of several versions. The server's settings give models further names, for clients of other services.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from swiftlet_serve import tasks
-from swiftlet_serve.errors import NotFound, Unavailable
+from swiftlet_serve.errors import NotFound, SetupError, Unavailable
 from swiftlet_serve.inference.pipeline import Pipeline, wrong_task
 
 DEFAULT: Final = "default"
 NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
+USUAL_NAMES: Final[Mapping[str, str]] = {"jev-latest": "zero-shot"}
+"""The model that clients of System One name unless they are told another, and the task whose model answers them."""
 RANDOM: Final = random.Random()  # noqa: S311  # spreads requests, and is not a secret
 
 
@@ -100,7 +103,9 @@ def unknown_name() -> NotFound:
 class Catalog:
     """All served models. A change takes effect at once: each request looks its pipeline up once."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Mapping[str, str] | None = None) -> None:
+        """`names` are further names, each with that of a model or a task, which may have a version. None: none."""
+        self._other_names = {**USUAL_NAMES, **(names or {})}
         self.pipelines: dict[str, Pipeline] = {}  # the default version of each model that is in memory, by name
         self.tasks: dict[str, Pipeline] = {}  # the first of them for each task
         self._models: dict[str, ServedVersions] = {}
@@ -110,6 +115,31 @@ class Catalog:
     def models(self) -> Mapping[str, ServedVersions]:
         """The models by name."""
         return self._models
+
+    @property
+    def names(self) -> Mapping[str, Pipeline]:
+        """The default version of each model that is in memory, by the name of the model and by its further names."""
+        found = dict(self.pipelines)
+        for name in self._other_names:
+            with suppress(NotFound, ModelLoading):
+                found.setdefault(name, self.find(name))
+        return found
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Checks that further names mean served models.
+
+        Raises:
+            SetupError: a name is that of a model or a task, or means none that is served.
+        """
+        for name in names:
+            meant = self._other_names[name]
+            if name in self._models or name in tasks.names():
+                raise SetupError(f"The further name {name!r} in model_names is already that of a model or a task.")
+            try:
+                self.find(name)
+            except NotFound:
+                known = ", ".join([*self._models, *self._first_names])
+                raise SetupError(f"model_names: {name}={meant} means no served model. Use one of {known}.") from None
 
     def update(self, models: Mapping[str, ServedVersions]) -> None:
         """Replaces the served models. The first model of a task answers requests that name no model.
@@ -146,6 +176,7 @@ class Catalog:
             NotFound: no model of this name serves the task, or it has no such version.
             ModelLoading: the version is not in memory.
         """
+        name = None if name is None else self._meant(name)
         served = None if name is None else self._find(name)
         if served is None and name in (None, task):
             served = self._first(task)
@@ -162,11 +193,18 @@ class Catalog:
             NotFound: the model or its version does not exist.
             ModelLoading: the version is not in memory.
         """
+        name = self._meant(name)
         if (served := self._find(name)) is not None:
             return self._choose(*served, choice)
         if (served := self._first(name)) is not None:
             return self._choose(*served, choice).for_task(name)
         raise unknown_name()
+
+    def _meant(self, name: str) -> str:
+        """Returns the name of the model or task that a further name means, and any other name as it is."""
+        base, at, suffix = name.partition("@")
+        meant = None if base in self._models else self._other_names.get(base)
+        return name if meant is None else meant + at + suffix
 
     def _find(self, name: str) -> tuple[str, str, ServedVersions] | None:
         base, _, suffix = name.partition("@")

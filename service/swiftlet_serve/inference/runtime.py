@@ -12,6 +12,7 @@ from typing import NamedTuple
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError, draining, engine_unavailable
 from swiftlet_serve.inference.catalog import DEFAULT, Catalog, ModelLoading, ServedVersions
+from swiftlet_serve.inference.kept_rows import KeptRows
 from swiftlet_serve.inference.loading import OpenModel
 from swiftlet_serve.inference.pipeline import Pipeline, Scheduler
 from swiftlet_serve.scheduling.admission import AdmissionController
@@ -54,13 +55,13 @@ class Runtime(ABC):
             rate_limiter: limits the requests of each client on all ports; None without a limit.
 
         Raises:
-            SetupError: two models have the same name.
+            SetupError: two models have the same name, or one of the settings' `model_names` means no model.
         """
         self.settings = settings
         self.stats = stats
         self.admission = admission
         self.rate_limiter = rate_limiter
-        self.catalog = Catalog()
+        self.catalog = Catalog(settings.model_names)
         self.leaving = False  # whether the server is about to stop: it still answers, but is not ready
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lag = EventLoopLag()
@@ -73,11 +74,13 @@ class Runtime(ABC):
             pipeline = self._make_pipeline(model, self._place_of(name))
             fixed[name] = ServedVersions(model.manifest.task, {1: pipeline}, {DEFAULT: 1})
         self.catalog.update(fixed)
+        if settings.repository is None:  # whose models change
+            self.catalog.check_names(settings.model_names)
 
     def _make_pipeline(self, model: OpenModel, place: Place) -> Pipeline:
         name = model.manifest.name
         self.stats.add_model(name, model.manifest.task, place.version)
-        scheduler = self._make_scheduler(name, place.key)
+        scheduler = KeptRows(self._make_scheduler(name, place.key))
         return Pipeline(model, scheduler, self._threads, self.settings, *place)
 
     @abstractmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,10 +14,9 @@ from swiftlet_serve import evaluation
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.evaluation import Case
 from swiftlet_serve.inference.loading import LoadedModel
+from swiftlet_serve.offline import type_fits
 from swiftlet_serve.offline.evaluate import respond_to_examples
-
-LEAST: Final = 20  # cases that each half needs: a bin of the error then has one or two
-DIGITS: Final = 4
+from swiftlet_serve.offline.type_fits import DIGITS, LEAST, TypeFit
 
 LogOdds = Mapping[str, float]
 """The log-odds of each label, whose softmax is its probability."""
@@ -34,16 +33,27 @@ class Calibration:
     offset: float  # added to the log-odds of an answer before the division; 0 for labels
     raw_error: float
     calibrated_error: float
+    types: Mapping[str, TypeFit] = field(default_factory=dict)  # by the type of question, of models with labels
 
 
-def calibrate(model: LoadedModel, data: Path, *, skip: int = 0, limit: int | None = None) -> Calibration:
+def calibrate(
+    model: LoadedModel, data: Path, *, skip: int = 0, limit: int | None = None, precision: float | None = None
+) -> Calibration:
     """Fits the temperature on every other example of a data file, measures on the rest, and closes the model.
 
     For question answering and fill-mask, the probability is that the best answer is right.
 
+    Args:
+        model: the model.
+        data: the data file.
+        skip: the examples to skip at the start.
+        limit: the examples to use; None for all.
+        precision: the share of right answers, from 0 to 1, that decisions are to have: others are refused. None refuses
+            none.
+
     Raises:
         DatasetError: the file is not in the format of the model's task, or has too few examples.
-        SetupError: models of this task cannot be calibrated, or not with this data.
+        SetupError: models of this task cannot be calibrated, or not with this data, or do not reach the precision.
     """
     known = {**LABELS, **ANSWERS}
     if model.task_name not in known:
@@ -58,26 +68,31 @@ def calibrate(model: LoadedModel, data: Path, *, skip: int = 0, limit: int | Non
         raise DatasetError(f"{data.name} has {len(cases)} examples. Calibration needs at least {2 * LEAST}.")
     if model.task_name in LABELS and evaluator.task(cases) is not None:
         raise SetupError(f"{data.name} holds pairs of texts and their relations. Calibration needs texts and labels.")
-    find = _calibrate_labels if model.task_name in LABELS else _calibrate_answers
-    return find(model, cases, data)
+    if model.task_name in LABELS:
+        return _calibrate_labels(model, cases, data, precision)
+    if precision is not None:
+        raise SetupError(f"Only decisions are refused below a precision, and the task {model.task_name} answers none.")
+    return _calibrate_answers(model, cases, data)
 
 
-def _calibrate_labels(model: LoadedModel, cases: Sequence[Case], data: Path) -> Calibration:
+def _calibrate_labels(model: LoadedModel, cases: Sequence[Case], data: Path, precision: float | None) -> Calibration:
     parameters, read = LABELS[model.task_name]
     responses = respond_to_examples(model, [_body(case, parameters) for case in cases], data)
     log_odds = [read(response) for response in responses]
     rows = [list(odds.values()) for odds in log_odds]
     right = [list(odds).index(case.expected[0]) for odds, case in zip(log_odds, cases, strict=True)]
+    if min(map(len, rows)) < 2:
+        raise DatasetError(f"{data.name} has texts with a single label. Calibration needs two to choose from.")
     temperature = round(calibration.fit_temperature(rows[::2], right[::2]), DIGITS)
 
-    def error(temperature: float) -> float:
-        probabilities = [calibration.softmax(row, temperature) for row in rows[1::2]]
-        correct = [int(row.argmax()) == label for row, label in zip(probabilities, right[1::2], strict=True)]
-        confidences = [float(row.max()) for row in probabilities]
-        return round(calibration.expected_calibration_error(confidences, correct), DIGITS)
-
-    sizes = len(rows[::2]), len(rows[1::2])
-    return Calibration(_name(data), *sizes, temperature, 0.0, error(1.0), error(temperature))
+    examples = type_fits.examples(rows, right)
+    exclusive = model.task_name == "classify"
+    types = {
+        "choice": type_fits.choice(examples, temperature, precision),
+        "predicate": type_fits.predicate(examples, temperature, precision, exclusive=exclusive),
+    }
+    sizes, choice = (len(rows[::2]), len(rows[1::2])), types["choice"]
+    return Calibration(_name(data), *sizes, temperature, 0.0, choice.raw_error, choice.calibrated_error, types)
 
 
 def _calibrate_answers(model: LoadedModel, cases: Sequence[Case], data: Path) -> Calibration:
@@ -128,6 +143,7 @@ def record(
         temperature=fitted.temperature,
         predicates={**before.predicates, **predicates},
         scores={**before.scores, **scores},
+        fits={kind: one.fit for kind, one in fitted.types.items()},
     )
     return seal(path, replace(artifact.manifest, decisions=decisions), card)
 

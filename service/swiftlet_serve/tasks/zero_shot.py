@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
@@ -279,7 +280,7 @@ class EmbeddingZeroShot(_Shared):
             more = self.tokenizer.encode([self._prompt + label for label in labels], self.max_tokens, truncate=False)
         except TextTooLong as error:
             raise self._too_long(request, len(texts) + error.index, error.tokens) from None
-        return [*encodings, *more]
+        return [*encodings, *(replace(label, kept=True) for label in more)]
 
     def decode(self, request: ZeroShotRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> Any:
         """Returns the labels of each text, or of the only one if `inputs` is a text, best first."""

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from swiftlet_models.artifact import Decisions
+from swiftlet_serve.http.gate.api_keys import make_key
 from tests.support.artifacts import make_artifact, reseal
 from tests.support.fakes import PATIENCE_S
 from tests.support.paths import ROOT
@@ -71,6 +72,7 @@ CLIENTS = {
     "hugging_face": ["huggingface_hub"],
     "hugging_face.mjs": ["@huggingface/inference"],
     "cohere_python": ["cohere, v1", "cohere, v2"],
+    "system_one_python": ["typesafe-sdk", "typesafe-sdk, asyncio"],
 }
 """The clients of each program."""
 
@@ -107,18 +109,18 @@ def server(servers: dict[str, Process]) -> Process:
     return servers[""]
 
 
-def arguments(servers: Mapping[str, Process]) -> list[str]:
+def arguments(servers: Mapping[str, Process], **more: str) -> list[str]:
     addresses = {f"{name}url": one.url for name, one in servers.items()}
     addresses |= {f"{name}grpc": str(one.grpc_address) for name, one in servers.items()}
-    return [json.dumps(addresses), json.dumps(TEXTS)]
+    return [json.dumps(addresses | more), json.dumps(TEXTS)]
 
 
-def run(program: str, servers: Mapping[str, Process]) -> dict[str, Any]:
-    """Returns what the clients of a program did, by client."""
+def run(program: str, servers: Mapping[str, Process], **more: str) -> dict[str, Any]:
+    """Returns what the clients of a program did, by client. `more` is added to the servers' addresses."""
     uv = shutil.which("uv", path=str(ROOT / ".venv-dev/bin")) or shutil.which("uv")
     if uv is None:
         pytest.skip("uv is not installed")
-    command = [uv, "run", "--quiet", "--no-project", str(PROGRAMS / f"{program}.py"), *arguments(servers)]
+    command = [uv, "run", "--quiet", "--no-project", str(PROGRAMS / f"{program}.py"), *arguments(servers, **more)]
     return execute(command, CLIENTS[program])
 
 
@@ -299,3 +301,26 @@ def test_cohere(servers, own):
     for name, found in run("cohere_python", servers).items():
         check(name, found, own)
         assert found == {"best": 1, "bytes": [True, len(TEXTS)], "unknown": ["NotFoundError", UNKNOWN]}
+
+
+def test_system_one(artifact_dir, server, servers, own, tmp_path):
+    key, line = make_key("suite")
+    (tmp_path / "keys").write_text(line, "utf-8")
+    questions = {
+        "positive": {"type": "noul", "instructions": STATEMENT},
+        "which": {"type": "choice", "instructions": "Which?", "criteria": {"good": None, "bad": None}},
+        "how": {"type": "score", "instructions": "How?", "criteria": ["low", "high"]},
+    }
+    body = {"model": "classify", "state": TEXTS[0], "questions": questions}
+    answers = post(server, "/v1/systemone", body)["answers"]
+    decisions = {"one": {"positive": answers["positive"]}, "batch": answers}
+    options = ("--models", "mobilebert-embed", "--api-keys-file", str(tmp_path / "keys"))
+    with serving(artifact_dir, *options) as keyed:
+        clients = run("system_one_python", {**servers, "keyed_": keyed}, key=key)
+    assert clients["typesafe-sdk"].pop("suite") == ["conformant", [32, 0], [15, 0]]
+    assert clients["typesafe-sdk"].pop("coherence") == [15, []]
+    for name, found in clients.items():
+        check(name, found, own | {"decisions": decisions})
+        assert found.pop("models") == [*MODELS, "jev-latest"]
+        assert found.pop("unknown")[0] == "TypeSafeNotFoundError"
+        assert found == {}

@@ -1,4 +1,4 @@
-"""Decisions as OpenAI and System One ask for them. A classifier answers by the logits of our own route."""
+"""Decisions as OpenAI asks for them. A classifier answers by the logits of our own route."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from starlette.testclient import TestClient
 
-from swiftlet_models.artifact import Decisions
+from swiftlet_models.artifact import Decisions, Fit
 from swiftlet_serve.http.app import create_app
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
@@ -116,45 +116,19 @@ def test_instructions_may_be_parts(client):
     assert decide(client, PREDICATE | {"instructions": parts}).json() == decide(client, PREDICATE).json()
 
 
-def test_system_one_answers_by_name(client):
-    questions = {
-        "positive": {"type": "noul", "instructions": PREDICATE["instructions"]},
-        "which": {"type": "choice", "instructions": "Which?", "criteria": {"good": "It is good.", "bad": None}},
-        "level": {"type": "score", "instructions": SCORE["instructions"], "criteria": ["low", "middle", "high"]},
-    }
-    predicate, choice, score = decide(client, PREDICATE, CHOICE, SCORE).json()["answers"]
+def test_parts_may_be_json(client):
+    data = {"a": ["서울"]}
+    as_text = json.dumps(data, ensure_ascii=False)
+    content = [{"role": "user", "content": [{"type": "input_text", "text": "A"}, {"type": "input_json", "data": data}]}]
+    instructions = [{"type": "input_json", "data": [data]}]
+    question, written = (
+        {"type": "predicate", "instructions": instructions},
+        PREDICATE | {"instructions": f"[{as_text}]"},
+    )
 
-    body = {"model": "tiny-classify", "state": TEXT, "questions": questions}
-    response = client.post("/v1/systemone", json=body).json()
-
-    assert response["answers"] == {
-        "positive": {"type": "noul", "noul": predicate["probability"]},
-        "which": {
-            "type": "choice",
-            "choice": choice["choice"],
-            "probabilities": {one["value"]: one["probability"] for one in choice["probabilities"]},
-            "confidence": choice["confidence"],
-        },
-        "level": {
-            "type": "score",
-            "score": score["score"],
-            "legend": {"0": "low", "1": "middle", "2": "high"},
-            "probabilities": {str(one["value"]): one["probability"] for one in score["probabilities"]},
-            "confidence": score["confidence"],
-        },
-    }
-    assert set(response["usage"]) == {"input_tokens", "output_tokens"}
-
-
-def test_system_one_reads_a_state_of_json_as_text(client):
-    state = {"text": TEXT}
-    questions = {"positive": {"type": "noul", "instructions": PREDICATE["instructions"]}}
-    answers = [
-        client.post("/v1/systemone", json={"model": "classify", "state": each, "questions": questions}).json()
-        for each in (state, json.dumps(state, ensure_ascii=False))
-    ]
-
-    assert answers[0] == answers[1]
+    response = decide(client, question, model="tiny-zero-shot", input=content)
+    assert response.status_code == 200
+    assert response.json() == decide(client, written, model="tiny-zero-shot", input=f"A\n{as_text}").json()
 
 
 def log_odds(client, statement):
@@ -183,14 +157,18 @@ def test_zero_shot_model_answers_every_question(client):
     assert score["score"] == pytest.approx((odds[1] + 2 * odds[2]) / sum(odds))
 
 
-def test_zero_shot_noul_weighs_its_criteria(client):
-    criteria = {"true": "It is warm.", "false": "It is cold."}
-    question = {"type": "noul", "instructions": "Warm?", "criteria": criteria}
-    body = {"model": "zero-shot", "state": TEXT, "questions": {"warm": question}}
+def test_options_of_the_same_meaning_share_its_probability(client):
+    def choose(*values):
+        choices = [{"value": value, "description": value.rstrip("*")} for value in values]
+        question = {"type": "choice", "instructions": "What?", "choices": choices}
+        (answer,) = decide(client, question, model="tiny-zero-shot").json()["answers"]
+        return {one["value"]: one["probability"] for one in answer["probabilities"]}
 
-    yes, no = (math.exp(log_odds(client, f"Warm? {text}")) for text in criteria.values())
-    answer = client.post("/v1/systemone", json=body).json()["answers"]["warm"]
-    assert answer == {"type": "noul", "noul": pytest.approx(yes / (yes + no))}
+    once, twice = choose("a", "b"), choose("a", "a*", "b")
+
+    assert (twice["a"], twice["a*"]) == (pytest.approx(once["a"] / 2), twice["a"])
+    assert twice["b"] == pytest.approx(once["b"])
+    assert choose("a", "a*") == {"a": 0.5, "a*": 0.5}
 
 
 def test_answers_do_not_depend_on_other_questions(client):
@@ -198,6 +176,42 @@ def test_answers_do_not_depend_on_other_questions(client):
     together = decide(client, *questions, model="tiny-zero-shot").json()["answers"]
 
     assert together == [decide(client, one, model="tiny-zero-shot").json()["answers"][0] for one in questions]
+
+
+@pytest.fixture(scope="module")
+def fitted_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A client of a zero-shot model with a fit for each type of question. It is never sure enough of a choice."""
+    fits = {"predicate": Fit(4.0, -1.5), "choice": Fit(threshold=1.0), "score": Fit(0.5, threshold=0.1)}
+    artifact = make_artifact(tmp_path_factory.mktemp("fits"), "zero-shot")
+    path = reseal(artifact, decisions=Decisions(temperature=TEMPERATURE, fits=fits))
+    runtime = LocalRuntime.load(Settings(models=(str(path),), engine="echo", cores=1))
+    with TestClient(create_app(runtime), raise_server_exceptions=False) as client:
+        yield client
+
+
+def test_each_type_of_question_has_its_fit(fitted_client):
+    predicate, score = {"type": "predicate", "instructions": "It is warm."}, SCORE | {"instructions": "How warm?"}
+    answers = decide(fitted_client, predicate, score, CHOICE | {"name": "a"}, model="tiny-zero-shot").json()["answers"]
+    warm = TEMPERATURE * log_odds(fitted_client, "It is warm.")
+    odds = [math.exp(2 * TEMPERATURE * log_odds(fitted_client, f"How warm? {level['label']}")) for level in LEVELS]
+
+    assert answers[0]["probability"] == pytest.approx(1 / (1 + math.exp(-(warm - 1.5) / 4)))
+    levels = [one["probability"] for one in answers[1]["probabilities"]]
+    assert levels == pytest.approx([one / sum(odds) for one in odds])
+    assert answers[2] == {"type": "refusal", "name": "a"}
+
+
+def test_system_one_marks_answers_that_are_not_sure_enough(fitted_client):
+    questions = {
+        "which": {"type": "choice", "instructions": "Which?", "criteria": {"a": None, "b": None}},
+        "warm": {"type": "noul", "criteria": {"true": "It is warm."}},
+    }
+    body = {"model": "jev-latest", "state": TEXT, "questions": questions}
+    answers = fitted_client.post("/v1/systemone", json=body).json()["answers"]
+
+    assert answers["which"]["x_refused"] is True
+    assert "choice" in answers["which"]
+    assert "x_refused" not in answers["warm"]
 
 
 def test_too_many_options_are_refused(client):
@@ -213,6 +227,8 @@ def test_too_many_options_are_refused(client):
         PREDICATE | {"instructions": SECRET},
         PREDICATE | {"instructions": " "},
         PREDICATE | {"instructions": [{"type": "input_image", "image_url": SECRET}]},
+        PREDICATE | {"instructions": [{"type": "input_json", "data": SECRET}]},
+        PREDICATE | {"instructions": [{"type": "input_json", "data": {}}]},
         PREDICATE | {"type": SECRET},
         PREDICATE | {"name": SECRET * 99},
         CHOICE | {"choices": [{"value": "good"}, {"value": SECRET}]},
@@ -277,6 +293,3 @@ def test_blank_parts_of_questions_are_named(blank, every_client):
         body = {"model": "zero-shot", "input": "a", "questions": [first, question]}
         response = every_client.post("/v1/decisions", json=body)
         assert (response.status_code, response.json()["error"]["param"]) == (422, place)
-    levels = {"q": {"type": "score", "instructions": "How?", "criteria": ["a", blank]}}
-    response = every_client.post("/v1/systemone", json={"model": "zero-shot", "state": "a", "questions": levels})
-    assert (response.status_code, response.json()["error"]["param"]) == (422, "/questions/0/criteria/1")

@@ -45,7 +45,7 @@ def test_damaged_body_gets_an_error_without_its_text(path: str, damages: int, ev
         outcomes.add(response.status_code)
         if response.status_code != 200:
             assert SECRET not in response.text, body
-            assert {"code", "error", "message"} & response.json().keys()
+            assert {"code", "error", "message", "detail"} & response.json().keys()
     assert 422 in outcomes
 
 

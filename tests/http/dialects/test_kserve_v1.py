@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from starlette.testclient import TestClient
 
-from tests.support.apps import SECRET
+from swiftlet_serve.http.app import create_app
+from tests.support.apps import SECRET, make_runtime
 
 TEXTS = ["A warm film.", "서울의 봄 🎬"]
 
@@ -24,8 +26,7 @@ def test_instance_may_be_an_object(count, client):
     assert client.post("/v1/models/tiny-qa:predict", json={"instances": samples}).json() == {"predictions": own}
 
 
-def test_models_are_listed_and_ready(client):
-    assert client.get("/v1/models").json()["models"] == ["tiny-classify", "tiny-qa", "tiny-fill-mask"]
+def test_model_is_ready(client):
     found = client.get("/v1/models/classify").json()
     assert (found["name"], found["ready"]) == ("tiny-classify", True)
 
@@ -47,3 +48,8 @@ def test_invalid_request_is_refused_in_the_form_of_the_protocol(model, body, sta
     assert response.headers["content-type"] == "application/json"
     assert response.json().keys() == {"error", "code"}
     assert SECRET not in response.text
+
+
+def test_models_are_listed_by_a_server_that_does_not_speak_system_one(artifact_dir):
+    with TestClient(create_app(make_runtime(artifact_dir, dialects=("kserve-v1",)))) as client:
+        assert client.get("/v1/models").json()["models"] == ["tiny-classify", "tiny-qa", "tiny-fill-mask"]

@@ -121,7 +121,7 @@ def test_invalid_request_is_refused_in_the_form_of_the_protocol(changes, status,
 def test_models_are_listed(search_client):
     listed = search_client.get("/v1/models").json()
 
-    assert [one["id"] for one in listed["data"]] == ["tiny-embed", "tiny-rerank"]
+    assert [one["id"] for one in listed["data"]] == ["tiny-embed", "tiny-rerank", "jev-latest"]
     assert search_client.get("/v1/models/tiny-embed").json()["object"] == "model"
     assert search_client.get(f"/v1/models/{SECRET}").status_code == 404
 

@@ -1,4 +1,8 @@
-"""The pages under /v1/models, which KServe's first protocol and OpenAI's share. Each reads its own fields."""
+"""The pages under /v1/models, which KServe's first protocol, OpenAI's and System One share.
+
+Each reads its own fields of the list, except `models`, which two have: it holds System One's objects if the server
+speaks System One, and KServe's names otherwise.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,21 @@ from starlette.responses import JSONResponse, Response
 
 from swiftlet_serve.http.dialect_parts import openai_format
 from swiftlet_serve.http.dialect_parts.dialect import Page
+from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
 
 
 def _list(runtime: Runtime, _: Mapping[str, str]) -> Response:
-    names = list(runtime.pipelines)
-    return JSONResponse({"object": "list", "data": [_describe(name) for name in names], "models": names})
+    names = runtime.catalog.names
+    spoken = runtime.settings.dialects
+    models = [*map(_about, names, names.values())] if not spoken or "system-one" in spoken else [*names]
+    return JSONResponse({"object": "list", "data": [_describe(name) for name in names], "models": models})
+
+
+def _about(name: str, pipeline: Pipeline) -> dict[str, str]:
+    """Returns a model as System One describes it. Artifacts have no date."""
+    summary = pipeline.model.artifact.public_card().get("summary", "")
+    return {"name": name, "description": str(summary), "release_date": ""}
 
 
 def _one(runtime: Runtime, parameters: Mapping[str, str]) -> Response:

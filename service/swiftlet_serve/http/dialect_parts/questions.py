@@ -3,22 +3,40 @@
 A zero-shot model, or an embedding model, answers any question: each statement (the instructions, or the instructions
 followed by an option) is a hypothesis about the text. Its log-odds weigh entailment against contradiction. A classifier
 answers a choice among its own labels, and the predicates and scores that its manifest maps to labels. Both divide
-log-odds by the temperature that was fitted for the model. Questions that a model cannot answer are refused, never
-guessed.
+log-odds by the temperature that was fitted for the model and the type of question. Questions that a model cannot answer
+are refused, never guessed.
 """
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+from pydantic import Field
 
 from swiftlet_models import calibration
-from swiftlet_models.artifact import Decisions, Manifest
+from swiftlet_models.artifact import Decisions, Fit, Manifest
 from swiftlet_serve.errors import NotFound, Unprocessable, invalid_value
+from swiftlet_serve.http.dialect_parts.dialect import translation
+from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation
 from swiftlet_serve.http.wording import Wording, renamed
 from swiftlet_serve.inference.pipeline import MAX_SEQUENCES, Pipeline
 from swiftlet_serve.tasks._requests import is_blank
+from swiftlet_serve.telemetry.request_record import RequestRecord
+
+MAX_QUESTIONS: Final = 400
+MAX_OPTIONS: Final = 255
+"""Options of a choice."""
+MAX_LEVELS: Final = 10
+"""Levels of a score."""
+
+Name = Annotated[str, Field(max_length=256)]
+"""The name of a question."""
+Content = str | dict[str, Any] | list[Any]
+"""A text, or what is read as its JSON."""
 
 
 class Option(NamedTuple):
@@ -34,40 +52,43 @@ class Option(NamedTuple):
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a text. A predicate has no options."""
+    """A question about a text. The options of a predicate, which may be none, say what yes means and what no does."""
 
     kind: Literal["predicate", "choice", "score"]
     pointer: str
     """The JSON Pointer of the question, for errors."""
-    instructions: str
+    instructions: str | None
+    """None for a question whose options say everything."""
     options: tuple[Option, ...] = ()
+    negated: bool = False
+    """Whether the only option of a predicate is what no means."""
 
     @property
     def statements(self) -> tuple[str, ...]:
         """The statements whose likelihood a zero-shot or embedding model estimates."""
-        if not self.options:
-            return (self.instructions,)
-        return tuple(f"{self.instructions} {option.text}".strip() for option in self.options)
+        instructions = self.instructions or ""
+        return tuple(f"{instructions} {option.text}".strip() for option in self.options) or (instructions,)
 
 
 Distribution = list[float]
 """The probabilities of a question's options, in order. Of a predicate: of yes."""
 
 
-class Inquiry(NamedTuple):
-    """A request of the task that answers questions, and how its answer is read."""
+class Answer(NamedTuple):
+    """The answer to a question."""
 
-    pipeline: Pipeline
-    """The pipeline of the task that answers."""
-    fields: Mapping[str, Any]
-    """The fields of the task's request."""
-    wording: Wording
-    """Puts errors of this request in the terms of the questions."""
-    read: Callable[[Any], list[Distribution]]
-    """Returns one distribution for each question, given the task's answer."""
+    probabilities: Distribution
+    refused: bool
+    """Whether the model is less sure of its best answer than its manifest asks for."""
 
 
-def ask(pipeline: Pipeline, text: str, questions: Sequence[Question], at: str, *, truncate: bool) -> Inquiry:
+Respond = Callable[[Sequence[Answer], RequestRecord], Mapping[str, Any]]
+"""Returns the response to questions, without the name of the model."""
+
+
+def ask(
+    pipeline: Pipeline, text: str, questions: Sequence[Question], at: str, respond: Respond, *, truncate: bool
+) -> Translation:
     """Puts questions to a model. All statements become one request, which the engine computes together.
 
     Args:
@@ -75,6 +96,7 @@ def ask(pipeline: Pipeline, text: str, questions: Sequence[Question], at: str, *
         text: the text.
         questions: the questions.
         at: the JSON Pointer of the text, for errors.
+        respond: returns the response.
         truncate: whether a text that is too long is cut.
 
     Raises:
@@ -106,10 +128,7 @@ def ask(pipeline: Pipeline, text: str, questions: Sequence[Question], at: str, *
 
         def read(answer: Any) -> list[Distribution]:
             log_odds = {entry["label"]: calibration.log_odds(entry["score"]) for entry in answer}
-            return [
-                distribution([log_odds[statement] for statement in question.statements], known.temperature)
-                for question in questions
-            ]
+            return [_weighed(question, log_odds, known.fit(question.kind)) for question in questions]
 
     elif manifest.task == "classify":
         readers = [_reader(manifest, known, question) for question in questions]
@@ -122,13 +141,27 @@ def ask(pipeline: Pipeline, text: str, questions: Sequence[Question], at: str, *
     else:
         raise NotFound("unknown_model", "No model of this name answers questions. See /models for the served models.")
     names = {"/inputs": at, "/parameters/truncation": "/truncation", "/parameters": "/questions"}
-    wording = Wording(renamed(labels | names))
-    return Inquiry(pipeline, {"inputs": text, "parameters": parameters}, wording, read)
+
+    def render(answer: Any, record: RequestRecord) -> TaskResponse:
+        answers = [
+            Answer(probabilities, certainty(probabilities) < known.fit(question.kind).threshold)
+            for question, probabilities in zip(questions, read(answer), strict=True)
+        ]
+        return TaskResponse.of({"model": manifest.name, **respond(answers, record)})
+
+    return translation(pipeline, {"inputs": text, "parameters": parameters}, render, Wording(renamed(labels | names)))
+
+
+def text_of(content: Content) -> str:
+    """Returns a content as a text, which is empty if the content is."""
+    if isinstance(content, str):
+        return content
+    return json.dumps(content, ensure_ascii=False) if content else ""
 
 
 def _check_content(question: Question) -> None:
     """Raises Unprocessable if the instructions or an option are blank."""
-    if is_blank(question.instructions):
+    if is_blank(question.instructions or "") and (question.instructions is not None or not question.options):
         detail = "The instructions of a question are empty. Write what to decide about the text."
         raise invalid_value(f"{question.pointer}/instructions", "empty", detail)
     for option in question.options:
@@ -136,12 +169,23 @@ def _check_content(question: Question) -> None:
             raise invalid_value(option.pointer, "empty", "An option of a question is empty. Write what it means.")
 
 
-def distribution(log_odds: Sequence[float], temperature: float) -> Distribution:
-    """Returns the probabilities of options. A single one is a predicate, whose other option is its contrary."""
-    if len(log_odds) == 1:
-        return [calibration.sigmoid(log_odds[0], temperature)]
-    probabilities: Distribution = calibration.softmax(log_odds, temperature).tolist()
-    return probabilities
+def _weighed(question: Question, log_odds: Mapping[str, float], fit: Fit) -> Distribution:
+    """Returns the answer to a question, given the log-odds of its statements.
+
+    Options of the same statement mean one event: they share its probability.
+    """
+    times = Counter(question.statements)
+    odds = [log_odds[statement] for statement in times]
+    if len(question.options) < 2:
+        yes = calibration.sigmoid(odds[0] + fit.offset, fit.temperature)
+        return [1 - yes if question.negated else yes]
+    of_events = dict(zip(times, calibration.softmax(odds, fit.temperature).tolist(), strict=True))
+    return [of_events[statement] / times[statement] for statement in question.statements]
+
+
+def certainty(probabilities: Distribution) -> float:
+    """Returns the probability of the best answer. Of a predicate, that is yes or no."""
+    return max(probabilities) if len(probabilities) > 1 else max(probabilities[0], 1 - probabilities[0])
 
 
 def confidence(probabilities: Distribution) -> float:
@@ -150,24 +194,35 @@ def confidence(probabilities: Distribution) -> float:
     return min(1.0, max(0.0, (options * max(probabilities) - 1) / (options - 1)))
 
 
+def best(probabilities: Distribution) -> int:
+    """Returns the position of the most likely option."""
+    return probabilities.index(max(probabilities))
+
+
+def mean(probabilities: Distribution) -> float:
+    """Returns the expected level of a score, counted from 0."""
+    return sum(i * probability for i, probability in enumerate(probabilities))
+
+
 def _reader(manifest: Manifest, known: Decisions, question: Question) -> Callable[[Mapping[str, float]], Distribution]:
     """Returns the function from the logits of a classifier to the answer of a question.
 
     Raises:
         Unprocessable: the classifier cannot answer the question.
     """
+    fit = known.fit(question.kind)
     exclusive = manifest.problem == "single_label" and len(manifest.labels) > 1
     if manifest.problem == "regression":
         raise _refusal(question, "The model computes a number and has no labels. Ask a zero-shot model.")
     if question.kind == "predicate":
-        label = known.predicates.get(question.instructions)
+        label = known.predicates.get(question.instructions or "")
         if label is None:
             raise _refusal(question, "The model's manifest maps no label to this predicate. Ask a zero-shot model.")
         if not exclusive:
-            return lambda logits: [calibration.sigmoid(logits[label], known.temperature)]
+            return lambda logits: [calibration.sigmoid(logits[label] + fit.offset, fit.temperature)]
         position = manifest.labels.index(label)
         return lambda logits: [
-            float(calibration.softmax([logits[name] for name in manifest.labels], known.temperature)[position])
+            float(calibration.softmax([logits[name] for name in manifest.labels], fit.temperature)[position])
         ]
     if not exclusive:
         raise _refusal(question, "The labels of the model do not exclude each other. Ask predicates only.")
@@ -178,11 +233,16 @@ def _reader(manifest: Manifest, known: Decisions, question: Question) -> Callabl
                 question, "A choice is not a label of the model. Use the labels in /models, or ask a zero-shot model."
             )
     else:
-        chosen = known.scores.get(question.instructions, ())
+        chosen = known.scores.get(question.instructions or "", ())
         if len(chosen) != len(question.options):
             detail = "The model's manifest does not map this score to as many labels. Ask a zero-shot model."
             raise _refusal(question, detail)
-    return lambda logits: distribution([logits[label] for label in chosen], known.temperature)
+
+    def read(logits: Mapping[str, float]) -> Distribution:
+        probabilities: Distribution = calibration.softmax([logits[label] for label in chosen], fit.temperature).tolist()
+        return probabilities
+
+    return read
 
 
 def _refusal(question: Question, detail: str) -> Unprocessable:

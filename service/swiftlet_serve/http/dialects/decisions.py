@@ -1,9 +1,8 @@
-"""Decisions: typed questions about one text, as OpenAI (`/v1/decisions`) and System One (`/v1/systemone`) ask them."""
+"""Decisions: typed questions about one text, as OpenAI asks them."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -11,29 +10,37 @@ from pydantic import BaseModel, Field, StrictBool, StrictStr
 
 from swiftlet_serve.errors import invalid_value
 from swiftlet_serve.http.dialect_parts import openai_format
-from swiftlet_serve.http.dialect_parts.dialect import ForeignBody, Operation, Page, translation
-from swiftlet_serve.http.dialect_parts.questions import Distribution, Inquiry, Option, Question, ask, confidence
+from swiftlet_serve.http.dialect_parts.dialect import ForeignBody, Operation, Page
+from swiftlet_serve.http.dialect_parts.questions import (
+    MAX_LEVELS,
+    MAX_OPTIONS,
+    MAX_QUESTIONS,
+    Answer,
+    Distribution,
+    Name,
+    Option,
+    Question,
+    ask,
+    best,
+    confidence,
+    mean,
+    text_of,
+)
 from swiftlet_serve.http.endpoints import bodies
-from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation
+from swiftlet_serve.http.endpoints.model_endpoint import Translation
 from swiftlet_serve.http.gate.request import Request
-from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.telemetry.request_record import RequestRecord
 
-MAX_QUESTIONS: Final = 400
-MAX_CHOICES: Final = 255
-MAX_LEVELS: Final = 10
-
 Value = StrictStr | StrictBool
-Name = Annotated[str, Field(max_length=256)]
-Statement = Annotated[str, Field(min_length=1)]
 
 
 class Part(ForeignBody):
-    """A part of a message. Only texts are read."""
+    """A part of a message. Only texts and JSON are read."""
 
     type: str
     text: str | None = None
+    data: Any = None
 
 
 Texts = str | list[Part]
@@ -65,7 +72,7 @@ class ChoiceQuestion(ForeignBody):
 
     type: Literal["choice"]
     instructions: Texts
-    choices: list[Choice] = Field(min_length=2, max_length=MAX_CHOICES)
+    choices: list[Choice] = Field(min_length=2, max_length=MAX_OPTIONS)
     name: Name | None = None
 
 
@@ -89,7 +96,7 @@ AnyQuestion = Annotated[Predicate | ChoiceQuestion | ScoreQuestion, Field(discri
 
 
 class DecisionsRequest(ForeignBody):
-    """A decisions request of OpenAI."""
+    """A decisions request."""
 
     max_items: ClassVar[int] = 16_384
 
@@ -100,96 +107,20 @@ class DecisionsRequest(ForeignBody):
 
 
 class DecisionsResponse(BaseModel):
-    """A decisions response of OpenAI, with one answer for each question."""
+    """A decisions response, with one answer for each question."""
 
     model: str
     answers: list[dict[str, Any]]
     usage: dict[str, Any]
 
 
-class Criteria(ForeignBody):
-    """What yes and no mean."""
-
-    true: str
-    false: str
-
-
-class Noul(ForeignBody):
-    """Asks how likely yes is."""
-
-    type: Literal["noul"]
-    instructions: Statement
-    criteria: Criteria | None = None
-
-
-class Options(ForeignBody):
-    """Asks which of several options fits."""
-
-    type: Literal["choice"]
-    instructions: Statement
-    criteria: dict[str, str | None] = Field(min_length=2, max_length=MAX_CHOICES)
-
-
-class Levels(ForeignBody):
-    """Asks for a level on a scale."""
-
-    type: Literal["score"]
-    instructions: Statement
-    criteria: list[str] = Field(min_length=2, max_length=MAX_LEVELS)
-
-
-AnyCriteria = Annotated[Noul | Options | Levels, Field(discriminator="type")]
-
-
-class SystemOneRequest(ForeignBody):
-    """A System One request."""
-
-    model: str
-    state: Any
-    questions: dict[Name, AnyCriteria] = Field(min_length=1, max_length=MAX_QUESTIONS)
-    truncation: bool = False
-
-
-class SystemOneResponse(BaseModel):
-    """A System One response, with the answers by the names of the questions."""
-
-    model: str
-    answers: dict[str, dict[str, Any]]
-    usage: dict[str, int]
-
-
 def decide(runtime: Runtime, request: Request) -> Translation:
-    """Translates a decisions request of OpenAI."""
+    """Translates a decisions request."""
     body = bodies.parse(DecisionsRequest, request.body)
     pipeline = runtime.catalog.find(body.model, request.version)
     text = body.input if isinstance(body.input, str) else _conversation(body.input)
     questions = [_question(question, f"/questions/{i}") for i, question in enumerate(body.questions)]
-    return _translation(pipeline, text, questions, "/input", body, partial(_decisions, body.questions))
-
-
-def decide_system_one(runtime: Runtime, request: Request) -> Translation:
-    """Translates a System One request."""
-    body = bodies.parse(SystemOneRequest, request.body)
-    pipeline = runtime.catalog.find(body.model, request.version)
-    text = body.state if isinstance(body.state, str) else json.dumps(body.state, ensure_ascii=False)
-    questions = [_criteria(question, f"/questions/{i}") for i, question in enumerate(body.questions.values())]
-    return _translation(pipeline, text, questions, "/state", body, partial(_answers, body.questions))
-
-
-def _translation(
-    pipeline: Pipeline,
-    text: str,
-    questions: Sequence[Question],
-    at: str,
-    body: DecisionsRequest | SystemOneRequest,
-    respond: Callable[[Sequence[Distribution], RequestRecord], Mapping[str, Any]],
-) -> Translation:
-    inquiry: Inquiry = ask(pipeline, text, questions, at, truncate=body.truncation)
-
-    def render(answer: Any, record: RequestRecord) -> TaskResponse:
-        return TaskResponse.of({"model": pipeline.model.manifest.name, **respond(inquiry.read(answer), record)})
-
-    return translation(inquiry.pipeline, inquiry.fields, render, inquiry.wording)
+    return ask(pipeline, text, questions, "/input", partial(_decisions, body.questions), truncate=body.truncation)
 
 
 def _conversation(messages: Sequence[Message]) -> str:
@@ -201,15 +132,21 @@ def _text(content: Texts, pointer: str) -> str:
     """Returns the text of a content.
 
     Raises:
-        Unprocessable: a part is not a text.
+        Unprocessable: a part is neither a text nor JSON.
     """
     if isinstance(content, str):
         return content
-    for i, part in enumerate(content):
-        if part.text is None:
-            detail = "A part of the content is not a text. Send texts only."
-            raise invalid_value(f"{pointer}/{i}", "unsupported", detail)
-    return "\n".join(part.text for part in content if part.text is not None)
+    return "\n".join(_part(part, f"{pointer}/{i}") for i, part in enumerate(content))
+
+
+def _part(part: Part, pointer: str) -> str:
+    """Raises Unprocessable if a part is neither a text nor JSON."""
+    if part.type == "input_json" and isinstance(part.data, dict | list):
+        return text_of(part.data)
+    if part.text is None:
+        detail = "A part of the content is neither a text nor JSON. Send these only."
+        raise invalid_value(pointer, "unsupported", detail)
+    return part.text
 
 
 def _question(question: Predicate | ChoiceQuestion | ScoreQuestion, pointer: str) -> Question:
@@ -220,11 +157,8 @@ def _question(question: Predicate | ChoiceQuestion | ScoreQuestion, pointer: str
             return Question("predicate", pointer, instructions)
         case ChoiceQuestion():
             if len({(type(choice.value), choice.value) for choice in question.choices}) < len(question.choices):
-                _refuse(
-                    f"{pointer}/choices",
-                    "duplicate",
-                    "Two choices of a question have the same value. Give each its own.",
-                )
+                detail = "Two choices of a question have the same value. Give each its own."
+                raise invalid_value(f"{pointer}/choices", "duplicate", detail)
             options = [
                 Option(_name(choice.value), choice.description or _name(choice.value), f"{pointer}/choices/{i}")
                 for i, choice in enumerate(question.choices)
@@ -242,41 +176,22 @@ def _name(value: Value) -> str:
     return value if isinstance(value, str) else ("yes" if value else "no")
 
 
-def _criteria(question: Noul | Options | Levels, pointer: str) -> Question:
-    match question:
-        case Noul(criteria=criteria):
-            at = f"{pointer}/criteria"
-            named = criteria and (("true", criteria.true), ("false", criteria.false))
-            options = tuple(Option(name, text, f"{at}/{name}") for name, text in named or ())
-            return Question("predicate", pointer, question.instructions, options)
-        case Options():
-            choices = enumerate(question.criteria.items())
-            options = tuple(Option(value, text or value, f"{pointer}/criteria/{i}") for i, (value, text) in choices)
-            return Question("choice", pointer, question.instructions, options)
-        case Levels():
-            levels = enumerate(question.criteria)
-            options = tuple(Option(label, label, f"{pointer}/criteria/{i}") for i, label in levels)
-            return Question("score", pointer, question.instructions, options)
-
-
-def _refuse(pointer: str, code: str, detail: str) -> None:
-    raise invalid_value(pointer, code, detail)
-
-
 def _decisions(
     questions: Sequence[Predicate | ChoiceQuestion | ScoreQuestion],
-    distributions: Sequence[Distribution],
+    found: Sequence[Answer],
     record: RequestRecord,
 ) -> dict[str, Any]:
     answers = [
-        _decision(question, distribution) for question, distribution in zip(questions, distributions, strict=True)
+        {"type": "refusal", "name": question.name} if answer.refused else _decision(question, answer.probabilities)
+        for question, answer in zip(questions, found, strict=True)
     ]
+    tokens = record.tokens + record.kept_tokens
     usage = {
-        "input_tokens": record.tokens,
-        "input_tokens_details": {"cache_write_tokens": 0, "cached_tokens": 0},
+        "input_tokens": tokens,
+        "input_tokens_details": {"cache_write_tokens": 0, "cached_tokens": record.kept_tokens},
         "output_tokens": 0,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": record.tokens,
+        "total_tokens": tokens,
     }
     return {"answers": answers, "usage": usage}
 
@@ -291,54 +206,17 @@ def _decision(question: Predicate | ChoiceQuestion | ScoreQuestion, probabilitie
                 {"value": choice.value, "probability": probability}
                 for choice, probability in zip(question.choices, probabilities, strict=True)
             ]
-            answer |= {"choice": question.choices[_best(probabilities)].value}
+            answer |= {"choice": question.choices[best(probabilities)].value}
         case ScoreQuestion():
             options = [
                 {"label": level.label, "value": i, "probability": probability}
                 for i, (level, probability) in enumerate(zip(question.levels, probabilities, strict=True))
             ]
-            answer |= {"score": _mean(probabilities)}
+            answer |= {"score": mean(probabilities)}
     return answer | {"confidence": confidence(probabilities), "probabilities": options}
-
-
-def _answers(
-    questions: Mapping[str, Noul | Options | Levels], distributions: Sequence[Distribution], record: RequestRecord
-) -> dict[str, Any]:
-    answers = {
-        name: _answer(question, distribution)
-        for (name, question), distribution in zip(questions.items(), distributions, strict=True)
-    }
-    return {"answers": answers, "usage": {"input_tokens": record.tokens, "output_tokens": 0}}
-
-
-def _answer(question: Noul | Options | Levels, probabilities: Distribution) -> dict[str, Any]:
-    match question:
-        case Noul():
-            return {"type": "noul", "noul": probabilities[0]}
-        case Options():
-            values = list(question.criteria)
-            answer: dict[str, Any] = {"type": "choice", "choice": values[_best(probabilities)]}
-        case Levels():
-            values = [str(i) for i in range(len(question.criteria))]
-            legend = dict(zip(values, question.criteria, strict=True))
-            answer = {"type": "score", "score": _mean(probabilities), "legend": legend}
-    probabilities_by_value = dict(zip(values, probabilities, strict=True))
-    return answer | {"probabilities": probabilities_by_value, "confidence": confidence(probabilities)}
-
-
-def _best(probabilities: Distribution) -> int:
-    return probabilities.index(max(probabilities))
-
-
-def _mean(probabilities: Distribution) -> float:
-    """Returns the expected level."""
-    return sum(i * probability for i, probability in enumerate(probabilities))
 
 
 render_error = openai_format.render_error
 
-OPERATIONS: Final = (
-    Operation("/v1/decisions", "Decisions", decide, DecisionsRequest, DecisionsResponse),
-    Operation("/v1/systemone", "Decisions, as System One", decide_system_one, SystemOneRequest, SystemOneResponse),
-)
+OPERATIONS: Final = (Operation("/v1/decisions", "Decisions", decide, DecisionsRequest, DecisionsResponse),)
 PAGES: Final[tuple[Page, ...]] = ()

@@ -1,0 +1,82 @@
+"""Rows that are kept for later requests: those of labels, which many requests name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Sequence
+from hashlib import blake2b
+from typing import Final
+
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.inference.pipeline import Scheduler
+from swiftlet_serve.telemetry.request_record import RequestRecord
+from swiftlet_serve.types import Deadline, Priority, Row
+
+MAX_BYTES: Final = 8 << 20
+"""Of the rows of one version of a model, and what finds them: those of 4,800 labels, if they have 384 numbers."""
+ENTRY_BYTES: Final = 200
+"""What finds a row, and Python's share of the row itself."""
+
+
+class KeptRows:
+    """A `pipeline.Scheduler` in front of another one, of the same version of a model.
+
+    A sequence that is marked as `kept` is computed once, until its row was not used for so long that others took its
+    space. The digest of its tokens finds it: no text is kept.
+    """
+
+    def __init__(self, scheduler: Scheduler, max_bytes: int = MAX_BYTES) -> None:
+        self._scheduler = scheduler
+        self._max_bytes = max_bytes
+        self._rows: OrderedDict[bytes, Row] = OrderedDict()  # those that were used last come last
+        self._bytes = 0
+
+    def submit(
+        self, encodings: Sequence[Encoding], deadline: Deadline, priority: Priority, record: RequestRecord | None
+    ) -> Sequence[Awaitable[Row]]:
+        if not any(encoding.kept for encoding in encodings):
+            return self._scheduler.submit(encodings, deadline, priority, record)
+        digests = [_digest(encoding) if encoding.kept else None for encoding in encodings]
+        found = [None if digest is None else self._rows.get(digest) for digest in digests]
+        missing = [encoding for encoding, row in zip(encodings, found, strict=True) if row is None]
+        submitted = iter(self._scheduler.submit(missing, deadline, priority, record))
+        if record is not None:
+            record.kept_tokens = sum(len(encoding.input_ids) for encoding in encodings)
+            record.kept_tokens -= sum(len(encoding.input_ids) for encoding in missing)
+        rows: list[Awaitable[Row]] = []
+        for digest, row in zip(digests, found, strict=True):
+            if digest is None:
+                rows.append(next(submitted))
+            elif row is None:
+                rows.append(self._compute(digest, next(submitted)))
+            else:
+                self._rows.move_to_end(digest)
+                rows.append(_done(row))
+        return rows
+
+    def minimum_s(self, lengths: Sequence[int]) -> float:
+        return self._scheduler.minimum_s(lengths)
+
+    async def _compute(self, digest: bytes, row: Awaitable[Row]) -> Row:
+        computed = await row
+        if digest not in self._rows:  # nor computed for another request meanwhile
+            self._rows[digest] = computed.copy()  # it may be a part of its batch's memory
+            self._bytes += ENTRY_BYTES + computed.nbytes
+        while self._bytes > self._max_bytes:
+            _, oldest = self._rows.popitem(last=False)
+            self._bytes -= ENTRY_BYTES + oldest.nbytes
+        return computed
+
+
+def _digest(encoding: Encoding) -> bytes:
+    """Returns a digest of all that the network and its head read."""
+    sizes = b"%d %d %d " % (len(encoding.input_ids), len(encoding.focus), encoding.attends_to)
+    parts = (encoding.input_ids, encoding.token_type_ids, encoding.focus)
+    return blake2b(sizes + b"".join([part.tobytes() for part in parts]), digest_size=32).digest()
+
+
+def _done(row: Row) -> asyncio.Future[Row]:
+    future: asyncio.Future[Row] = asyncio.get_running_loop().create_future()
+    future.set_result(row)
+    return future
