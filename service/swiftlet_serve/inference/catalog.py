@@ -168,6 +168,17 @@ class Catalog:
             return self._choose(*served, choice).for_task(name)
         raise unknown_name()
 
+    def first(self, choice: VersionChoice = ANY) -> Pipeline:
+        """Returns the pipeline of the first served model, for requests that name neither a model nor a task.
+
+        Raises:
+            NotFound: no model is served, or it has no such version.
+            ModelLoading: the version is not in memory.
+        """
+        for name, served in self._models.items():
+            return self._choose(name, "", served, choice)
+        raise unknown_name()
+
     def _find(self, name: str) -> tuple[str, str, ServedVersions] | None:
         base, _, suffix = name.partition("@")
         served = self._models.get(base)
