@@ -14,6 +14,7 @@ import inspect
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import takewhile
@@ -50,6 +51,7 @@ from swiftlet_train import recipe as recipes
 
 PAGES: Final = Path(__file__).parent
 ROOT: Final = PAGES.parent
+RULES: Final = (ROOT / "docker/prometheus/rules.yml", ROOT / "k8s/monitoring/rules.yaml")
 RECIPE: Final = (*(ROOT / "models/swiftlet_train/recipe").glob("*.py"), ROOT / "models/swiftlet_models/weakness.py")
 RECIPE_TABLES: Final = (
     "Recipe",
@@ -101,7 +103,14 @@ REGION: Final = re.compile(r"(?<=<!-- generated: )([\w -]+)( -->\n).*?(?=<!-- en
 
 
 def pages() -> Iterator[tuple[Path, str, str]]:
-    """Yields each page that has generated regions, with its text and with the text it should have."""
+    """Yields each file with generated parts, with its text and with the text it should have.
+
+    These are the pages with generated regions, and the rules of alerts, which lead to the documentation.
+    """
+    address = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]["Documentation"]
+    for path in RULES:
+        text = path.read_text("utf-8")
+        yield path, text, re.sub(r"https?://\S+(?=/how-to/alerts\.html#)", address, text)
     for path in sorted(PAGES.rglob("*.md")):
         text = path.read_text("utf-8")
         if REGION.search(text):
