@@ -28,7 +28,7 @@ from pydantic import BaseModel
 from starlette.testclient import TestClient
 
 from swiftlet_models import architectures
-from swiftlet_models.artifact import MANIFEST, find_artifacts
+from swiftlet_models.artifact import CARD, MANIFEST, find_artifacts
 from swiftlet_serve import tasks
 from swiftlet_serve.cli.main import main as command_line
 from swiftlet_serve.errors import SwiftletError
@@ -433,6 +433,20 @@ def _first_sentence(path: Path) -> str:
     return sentence.rstrip(":.") + "."
 
 
+def licences() -> str:
+    """Returns the bundled models with the data that they learnt from, as their cards name it."""
+    rows = []
+    for path in find_artifacts(BUNDLED):
+        card = json.loads((path / CARD).read_text("utf-8"))
+        rows.append([code(path.name), f"{size_mb(path):.1f} MB", ", ".join(card["licences"])])
+    return table(["Model", "Size", "Data and its licence"], rows)
+
+
+def size_mb(path: Path) -> float:
+    """Returns the size of the files of a directory, in megabytes."""
+    return sum(file.stat().st_size for file in path.iterdir()) / 1e6
+
+
 def native_files() -> str:
     """Returns the C++ files with the first sentences of their leading comments."""
     rows = []
@@ -499,6 +513,7 @@ GENERATORS: Final[dict[str, Callable[[], str]]] = {
     "status fields": partial(response_fields, "/status"),
     "metrics": metrics,
     "modules service": partial(modules, "service"),
+    "licences": licences,
     "native files": native_files,
     "networks": networks,
     "tested heads": tested_heads,
