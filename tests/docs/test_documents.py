@@ -35,6 +35,7 @@ EXAMPLES = [
     if "login page" not in example.body  # the tutorial's own model; tests/docs/test_tutorial.py asks it
 ]
 README_MAX_LINES = 150
+PAGE_MAX_LINES = 400
 TRANSFORMERS = {"from_pretrained", "save_pretrained"}
 CLIENTS = {
     "base_url",
@@ -100,6 +101,11 @@ def test_contents_list_every_result_and_study():
 
 def test_readme_is_short():
     assert len(text_of(ROOT / "README.md").splitlines()) <= README_MAX_LINES
+
+
+@page
+def test_page_is_short_enough_to_read(path: Path):
+    assert len(text_of(path).splitlines()) < PAGE_MAX_LINES
 
 
 def test_readme_figures_are_those_of_the_committed_comparison():
