@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import BaseModel
 
 from swiftlet_serve.inference import partial_results
 from swiftlet_serve.inference.pipeline import Pipeline, Together
 from swiftlet_serve.telemetry.request_record import RequestRecord
-from swiftlet_serve.types import Deadline, Priority, Task
+from swiftlet_serve.types import Deadline, Priority
+
+
+class TokenizerTask(Protocol):
+    """The parts of a task that a tokenizer answers. It has no sequences, and gets no rows."""
+
+    def encode(self, request: Any, /) -> list[Any]: ...
+
+    def decode(self, request: Any, encodings: Sequence[Any], rows: Sequence[Any], /) -> object: ...
 
 
 class TokenizerPipeline(Pipeline):
@@ -21,15 +29,15 @@ class TokenizerPipeline(Pipeline):
     The statistics of the model do not count them, and no shadow version answers them.
     """
 
-    def __init__(self, pipeline: Pipeline, task: Task[Any, Any], write: Callable[[Any], bytes]) -> None:
+    def __init__(self, pipeline: Pipeline, task: TokenizerTask, write: Callable[[Any], bytes]) -> None:
         """Creates the pipeline of one request.
 
         Args:
             pipeline: the pipeline of the model.
-            task: the task of the tokenizer. It gets no rows.
+            task: the task of the tokenizer.
             write: returns the body of the response, given the task's answer.
         """
-        model = replace(pipeline.model, task=task)
+        model = replace(pipeline.model, task=task)  # type: ignore[arg-type]  # no other part of a task is used
         super().__init__(model, pipeline._scheduler, pipeline._threads, pipeline._settings, version=pipeline.version)
         self._write = write
 

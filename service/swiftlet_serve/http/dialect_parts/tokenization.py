@@ -45,24 +45,13 @@ class _TokenizerTask:
     """The part of both tasks that follows from one tokenizer."""
 
     max_response_bytes: ClassVar[int] = MAX_TOKENS * TOKEN_BYTES
-    Response: Any = list
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
 
-    def single(self, response: Any) -> Any:
-        """Returns the part of the only input."""
-        return response[0]
-
 
 class Tokenize(_TokenizerTask):
     """Returns the tokens of each text."""
-
-    Request = TokenizeRequest
-
-    def split(self, request: TokenizeRequest) -> list[TokenizeRequest]:
-        """Returns one request for each text."""
-        return [request.model_copy(update={"inputs": [text]}) for text in request.inputs]
 
     def encode(self, request: TokenizeRequest) -> list[Any]:
         """Returns the tokens of each text, without special ones.
@@ -94,12 +83,6 @@ class Tokenize(_TokenizerTask):
 
 class Detokenize(_TokenizerTask):
     """Returns the text of each row of token ids."""
-
-    Request = DetokenizeRequest
-
-    def split(self, request: DetokenizeRequest) -> list[DetokenizeRequest]:
-        """Returns one request for each row."""
-        return [request.model_copy(update={"inputs": [ids]}) for ids in request.inputs]
 
     def encode(self, request: DetokenizeRequest) -> list[Any]:
         """Returns the ids to write of each row.

@@ -132,9 +132,9 @@ def _read_lines(text: str) -> tuple[Sequence[Any], Mapping[str, Any]]:
         InvalidRequest: a line is not JSON.
         Unprocessable: there are no lines or too many, or they have different other fields.
     """
-    split = text.split("\n", MAX_INPUTS + 1)
-    lines = split if len(split) > MAX_INPUTS + 1 else [line for line in split if line.strip()]
-    _check_rows(len(lines))
+    read = text.split("\n", MAX_INPUTS + 1)
+    lines = [line for line in read if line.strip()]
+    _check_rows(len(lines) if len(read) < MAX_INPUTS + 2 else len(read) - 1)
     try:
         documents = [from_json(line, cache_strings="keys", allow_inf_nan=False) for line in lines]
     except ValueError:
@@ -157,12 +157,12 @@ def _read_csv(text: str) -> Sequence[Any]:
             fewer columns than the first.
     """
     try:
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-        header, *rows = [row for row in islice(reader, MAX_INPUTS + 2) if row] or [[]]
+        read = list(islice(csv.reader(io.StringIO(text, newline=""), strict=True), MAX_INPUTS + 2))
     except csv.Error:
         detail = f"The body is not valid CSV with fields of at most {csv.field_size_limit()} characters. Quote texts."
         raise invalid_value("", "csv_invalid", detail) from None
-    _check_rows(len(rows))
+    header, *rows = [row for row in read if row] or [[]]
+    _check_rows(len(rows) if len(read) < MAX_INPUTS + 2 else len(read) - 1)
     if len(set(header)) < len(header):
         raise invalid_value("", "csv_invalid", "Two columns have the same name. Rename one of them.")
     for number, row in enumerate(rows):
@@ -175,6 +175,7 @@ def _read_csv(text: str) -> Sequence[Any]:
 
 
 def _check_rows(count: int) -> None:
+    """Raises Unprocessable if there are no rows, or too many. Of many rows, blank ones count: the rest is not read."""
     if not count:
         raise invalid_value("", "too_short", "The body has no rows. Send at least one input.")
     if count > MAX_INPUTS:
