@@ -32,6 +32,7 @@ pytestmark = pytest.mark.skipif("SWIFTLET_DISTRIBUTION_TEST" not in os.environ, 
 SOURCES = ("LICENSE", "NOTICE", "README.md", "models", "pyproject.toml", "service")
 BUILT = shutil.ignore_patterns("*.so", "__pycache__")
 UV = uv.find_uv_bin()
+MAX_WHEEL_BYTES = 80e6
 COMPILER = """#!/bin/sh
 c++ -E "$@" || exit
 for part; do :; done
@@ -130,6 +131,7 @@ def packages_in(names: set[str]) -> set[str]:
 def test_wheel_holds_every_module_model_and_page_file_and_no_training(wheel):
     names = names_in(wheel)
 
+    assert wheel.stat().st_size < MAX_WHEEL_BYTES
     assert sorted(expected(SERVER) - names) == []
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {
         "swiftlet_serve",
