@@ -52,6 +52,7 @@ from swiftlet_train import recipe as recipes
 PAGES: Final = Path(__file__).parent
 ROOT: Final = PAGES.parent
 RULES: Final = (ROOT / "docker/prometheus/rules.yml", ROOT / "k8s/monitoring/rules.yaml")
+CONTACT: Final = ROOT / "SECURITY.md"
 RECIPE: Final = (*(ROOT / "models/swiftlet_train/recipe").glob("*.py"), ROOT / "models/swiftlet_models/weakness.py")
 RECIPE_TABLES: Final = (
     "Recipe",
@@ -105,12 +106,14 @@ REGION: Final = re.compile(r"(?<=<!-- generated: )([\w -]+)( -->\n).*?(?=<!-- en
 def pages() -> Iterator[tuple[Path, str, str]]:
     """Yields each file with generated parts, with its text and with the text it should have.
 
-    These are the pages with generated regions, and the rules of alerts, which lead to the documentation.
+    These are the pages with generated regions, and the files that have an address of the publication.
     """
-    address = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]["Documentation"]
-    for path in RULES:
+    addresses = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]
+    documentation, contact = addresses["Documentation"], addresses["Security"].removeprefix("mailto:")
+    for path in (*RULES, CONTACT):
         text = path.read_text("utf-8")
-        yield path, text, re.sub(r"https?://\S+(?=/how-to/alerts\.html#)", address, text)
+        wanted = re.sub(r"https?://\S+(?=/how-to/alerts\.html#)", documentation, text)
+        yield path, text, re.sub(r"\[\S+@\S+\]\(mailto:\S+\)", f"[{contact}](mailto:{contact})", wanted)
     for path in sorted(PAGES.rglob("*.md")):
         text = path.read_text("utf-8")
         if REGION.search(text):

@@ -19,7 +19,7 @@ CHANGELOG = "## [Unreleased]\n\n## [0.1.0]\n\n- Added.\n"
 FILES = ("pyproject.toml", "models/pyproject.toml", "k8s/helm/swiftlet/Chart.yaml", ".ci/release")
 TEXTS = {".cpp", ".h", ".js", ".json", ".md", ".py", ".sh", ".toml", ".yaml", ".yml", ""}
 FOLDERS = (".ci", ".github", "docker", "docs", "k8s", "loadtest", "models", "service")
-DERIVED = ("docker/prometheus/rules.yml", "k8s/monitoring/rules.yaml")
+RULES = ("docker/prometheus/rules.yml", "k8s/monitoring/rules.yaml")
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def checkout(tmp_path, monkeypatch) -> Path:
     for name in FILES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    change(tmp_path / "pyproject.toml", "https://swiftlet.example", "https://docs.swiftlet.test")
+    change(tmp_path / "pyproject.toml", "swiftlet.example", "swiftlet.test")
     (tmp_path / "CHANGELOG.md").write_text(CHANGELOG)
     git(tmp_path, "init", "--quiet")
     commit(tmp_path)
@@ -91,7 +91,8 @@ def test_release_pushes_the_tag(checkout, tmp_path_factory, monkeypatch):
         ("k8s/helm/swiftlet/Chart.yaml", "appVersion: 0.1.0", "appVersion: 0.2.0", "another appVersion"),
         ("CHANGELOG.md", "## [0.1.0]", "## 0.1.0", "no section [0.1.0]"),
         ("CHANGELOG.md", "## [0.1.0]", "### Added\n\n- New.\n\n## [0.1.0]", "unreleased changes"),
-        ("pyproject.toml", "docs.swiftlet.test", "swiftlet.example", "not the address of a site"),
+        ("pyproject.toml", "https://swiftlet.test", "https://swiftlet.example", "not a real address"),
+        ("pyproject.toml", "security@swiftlet.test", "security@swiftlet.example", "not a real address"),
     ],
 )
 def test_release_is_refused(name, old, new, message, checkout):
@@ -110,19 +111,19 @@ def test_release_of_a_tree_with_changes_is_refused(checkout):
     assert "not committed" in release(checkout).stderr
 
 
-def test_address_of_the_documentation_is_one_setting():
-    """`make docs` writes it into the rules."""
-    address = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]["urls"]["Documentation"]
+def test_addresses_of_the_publication_are_settings():
+    """`make docs` writes them into the rules and SECURITY.md."""
+    addresses = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]["urls"]
     paths = [*ROOT.glob("*.*"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))]
     files = [path for path in paths if path.suffix in TEXTS and path.is_file() and not path.is_symlink()]
     named = [path.relative_to(ROOT) for path in files if "swiftlet.example" in text_of(path)]
     placeholders = [path for path in files if re.search(r"\bOWNER\b", text_of(path))]
 
     assert placeholders == []
-    assert {str(path) for path in named} <= {"pyproject.toml", ".ci/release", *DERIVED}
-    for name in DERIVED:
-        found = re.findall(r"runbook_url: (\S+)/how-to", text_of(ROOT / name))
-        assert set(found) == {address}
+    assert {str(path) for path in named} <= {"pyproject.toml", "SECURITY.md", *RULES}
+    for name in RULES:
+        assert set(re.findall(r"runbook_url: (\S+)/how-to", text_of(ROOT / name))) == {addresses["Documentation"]}
+    assert f"]({addresses['Security']})" in text_of(ROOT / "SECURITY.md")
 
 
 @pytest.mark.parametrize(

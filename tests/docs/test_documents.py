@@ -130,7 +130,7 @@ README_COLUMNS = ("", "Swiftlet", "FastAPI + ONNX Runtime", "`transformers.pipel
 def test_links_lead_to_files_and_headings(path: Path):
     broken = []
     for link in links(text_of(path)):
-        if link.startswith(("http:", "https:")):
+        if link.startswith(("http:", "https:", "mailto:")):
             continue
         name, _, anchor = link.partition("#")
         target = path.parent / name if name else path
