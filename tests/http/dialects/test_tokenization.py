@@ -57,6 +57,12 @@ def test_tokens_of_vllm_are_the_same(text, special, client, tokenizer):
     assert client.post("/tokenize", json={"prompt": text}).json()["token_strs"] is None
 
 
+def test_text_that_names_a_field_of_vllm_is_text(client):
+    (row,) = client.post("/tokenize", json={"inputs": "prompt", "add_special_tokens": False}).json()
+
+    assert "".join(token["text"] for token in row) == "prompt"
+
+
 def test_model_of_vllm_may_be_named(client):
     named = client.post("/tokenize", json={"model": "tiny-qa", "prompt": TEXTS[0]})
 

@@ -24,14 +24,14 @@ TOKEN_BYTES: Final = 128  # of a usual token in an answer, at most
 
 
 class TokenizeRequest(Request):
-    """Texts to tokenise."""
+    """Texts to tokenise. Dialects construct it from a valid body."""
 
     inputs: Texts
     special_tokens: bool
 
 
 class DetokenizeRequest(Request):
-    """Token ids of texts to write."""
+    """Token ids of texts to write. Dialects construct it from a valid body: 120,000 ids take 9 ms to validate again."""
 
     inputs: list[TokenIds]
     skip_special_tokens: bool

@@ -227,7 +227,7 @@ def tokenize(runtime: Runtime, request: Request) -> Translation:
     if body.prompt_name is not None:
         _refuse("/prompt_name", "unsupported", "Tokens are those of the text alone. Put the prompt before the text.")
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    own = tokenization.TokenizeRequest(inputs=texts, special_tokens=body.add_special_tokens)
+    own = tokenization.TokenizeRequest.model_construct(inputs=texts, special_tokens=body.add_special_tokens)
 
     def write(rows: list[Any]) -> bytes:
         return b"[%b]" % b",".join(map(dump, rows))
@@ -241,7 +241,7 @@ def decode(runtime: Runtime, request: Request) -> Translation:
     pipeline, body = runtime.catalog.first(request.version), bodies.parse(DecodeRequest, request.body)
     is_one = isinstance(body.ids[0], int)
     rows: Any = [body.ids] if is_one else body.ids
-    own = tokenization.DetokenizeRequest(inputs=rows, skip_special_tokens=body.skip_special_tokens)
+    own = tokenization.DetokenizeRequest.model_construct(inputs=rows, skip_special_tokens=body.skip_special_tokens)
     wording = Wording(renamed({"/inputs/0": "/ids"} if is_one else {"/inputs": "/ids"}))
     task = tokenization.Detokenize(pipeline.model.tokenizer)
     return tokenization.translation(pipeline, task, own, dump, wording)

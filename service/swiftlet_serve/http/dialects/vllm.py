@@ -65,7 +65,7 @@ def tokenize(runtime: Runtime, request: Request) -> Translation:
         form = b'{"count":%d,"max_model_len":%d,"tokens":%b,"token_strs":%b}'
         return form % (len(ids), max_tokens, dump(ids), names)
 
-    own = tokenization.TokenizeRequest(inputs=[body.prompt], special_tokens=body.add_special_tokens)
+    own = tokenization.TokenizeRequest.model_construct(inputs=[body.prompt], special_tokens=body.add_special_tokens)
     return tokenization.translation(
         pipeline, tokenization.Tokenize(tokenizer), own, write, Wording(renamed({"/inputs": "/prompt"}))
     )
@@ -79,7 +79,7 @@ def detokenize(runtime: Runtime, request: Request) -> Translation:
     def write(texts: list[str]) -> bytes:
         return dump({"prompt": texts[0]})
 
-    own = tokenization.DetokenizeRequest(inputs=[body.tokens], skip_special_tokens=False)
+    own = tokenization.DetokenizeRequest.model_construct(inputs=[body.tokens], skip_special_tokens=False)
     task = tokenization.Detokenize(pipeline.model.tokenizer)
     return tokenization.translation(pipeline, task, own, write, Wording(renamed({"/inputs/0": "/tokens"})))
 
