@@ -54,10 +54,10 @@ def test_first_model_is_the_first_served_one():
     """In memory or not: a request must not get another model's answer."""
     catalog = Catalog()
     with pytest.raises(NotFound):
-        catalog.first()
+        catalog.find(None)
     catalog.update({name: ServedVersions("classify", {2: None}, {DEFAULT: 2}) for name in ("one", "another")})
     with pytest.raises(ModelLoading) as caught:
-        catalog.first()
+        catalog.find(None)
     assert (caught.value.name, caught.value.version) == ("one", 2)
     with pytest.raises(NotFound, match="no such version"):
-        catalog.first(VersionChoice(3))
+        catalog.find(None, VersionChoice(3))

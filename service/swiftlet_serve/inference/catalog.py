@@ -155,28 +155,21 @@ class Catalog:
             raise wrong_task()
         return self._choose(*served, choice).for_task(task)
 
-    def find(self, name: str, choice: VersionChoice = ANY) -> Pipeline:
+    def find(self, name: str | None, choice: VersionChoice = ANY) -> Pipeline:
         """Returns the pipeline of a model, given its name, or its task to mean the task's first model.
+
+        None means the first served model, for requests that name neither a model nor a task.
 
         Raises:
             NotFound: the model or its version does not exist.
             ModelLoading: the version is not in memory.
         """
+        if name is None:
+            name = next(iter(self._models), "")
         if (served := self._find(name)) is not None:
             return self._choose(*served, choice)
         if (served := self._first(name)) is not None:
             return self._choose(*served, choice).for_task(name)
-        raise unknown_name()
-
-    def first(self, choice: VersionChoice = ANY) -> Pipeline:
-        """Returns the pipeline of the first served model, for requests that name neither a model nor a task.
-
-        Raises:
-            NotFound: no model is served, or it has no such version.
-            ModelLoading: the version is not in memory.
-        """
-        for name, served in self._models.items():
-            return self._choose(name, "", served, choice)
         raise unknown_name()
 
     def _find(self, name: str) -> tuple[str, str, ServedVersions] | None:

@@ -75,6 +75,14 @@ def test_lines_may_have_equal_parameters(client):
     assert problem["errors"] == [{"pointer": "/1", "code": "unsupported"}]
 
 
+def test_lines_may_name_the_model(client):
+    expected = client.post("/qa", json={"inputs": SAMPLE}).json()
+
+    assert invoke(client, json.dumps({"inputs": SAMPLE, "model": "tiny-qa"}), LINES).json() == expected
+    for model in (5, SECRET):
+        assert invoke(client, json.dumps({"inputs": SAMPLE, "model": model}), LINES).status_code in (404, 422)
+
+
 def test_one_line_is_one_answer(client):
     expected = client.post("/qa", json={"inputs": SAMPLE}).json()
 

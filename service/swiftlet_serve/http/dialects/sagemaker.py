@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -22,7 +22,6 @@ from swiftlet_serve.http.dialect_parts.dialect import ForeignBody, Operation, Pa
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation, dump, renderer
 from swiftlet_serve.http.gate.request import Request
-from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.settings import MAX_TIMEOUT_MS
 from swiftlet_serve.tasks._requests import MAX_INPUTS
@@ -49,15 +48,18 @@ def invoke(runtime: Runtime, request: Request) -> Translation:
     attributes = _attributes(request.headers.get(ATTRIBUTES, ""))
     media_type = _media_type(request.headers.get("content-type", JSON))
     name = request.headers.get(TARGET) or attributes.get("model")
-    if name is None and media_type == JSON and b'"model"' in request.body:
-        name = bodies.parse(Named, request.body).model
-    catalog, choice = runtime.catalog, request.version
-    pipeline = catalog.first(choice) if name is None else catalog.find(name, choice)
     if media_type == JSON:
+        if name is None and b'"model"' in request.body:
+            name = bodies.parse(Named, request.body).model
+        pipeline = runtime.catalog.find(name, request.version)
         own: TaskRequest = bodies.parse(pipeline.model.task.Request, request.body)
         translation = Translation(pipeline, own, renderer(own))
     elif media_type in (*LINES, CSV):
-        translation = _rows(pipeline, request, media_type)
+        inputs, others = _read(request.body, media_type)
+        if name is None and others:
+            name = bodies.validate(Named, others).model
+        pipeline = runtime.catalog.find(name, request.version)
+        translation = instances.translate(pipeline, inputs, others, "", _renderer(request, media_type))
     else:
         detail = f"The Content-Type is not supported. Send {JSON}, {LINES[0]} or {CSV}."
         raise UnsupportedMediaType("unsupported_media_type", detail, headers={"accept": f"{JSON}, {LINES[0]}, {CSV}"})
@@ -100,20 +102,24 @@ def _media_type(value: str) -> str:
 # Rows
 
 
-def _rows(pipeline: Pipeline, request: Request, media_type: str) -> Translation:
-    """Translates a body with an input in each row. The response has an answer in each, unless JSON is accepted.
+def _read(body: bytes | bytearray, media_type: str) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Returns the inputs of a body with one in each row, and the other fields of the request.
 
     Raises:
         InvalidRequest: the body is not UTF-8, or not of its media type.
-        Unprocessable: it has no rows or too many, or a row does not fit the task.
+        Unprocessable: it has no rows or too many, or rows that do not fit together.
     """
     try:
-        text = request.body.decode()
+        text = body.decode()
     except UnicodeDecodeError:
         raise InvalidRequest("invalid_utf8", "The body is not valid UTF-8. Encode it as UTF-8.") from None
-    if bodies.has_more_items(request.body, BodyModel.max_items):
+    if bodies.has_more_items(body, BodyModel.max_items):
         raise bodies.too_many_items(BodyModel.max_items)
-    inputs, others = (_read_csv(text), {}) if media_type == CSV else _read_lines(text)
+    return (_read_csv(text), {}) if media_type == CSV else _read_lines(text)
+
+
+def _renderer(request: Request, media_type: str) -> Callable[[list[Any], RequestRecord], TaskResponse]:
+    """Returns the function that writes one answer in each line, or a list where JSON is accepted or CSV was sent."""
     accepted = _media_type(request.headers.get("accept", "*/*"))
     in_lines = accepted in LINES or (accepted != JSON and media_type in LINES)
 
@@ -122,7 +128,7 @@ def _rows(pipeline: Pipeline, request: Request, media_type: str) -> Translation:
             return TaskResponse(dump(answers))
         return TaskResponse(b"".join([dump(answer) + b"\n" for answer in answers]), LINES[0].encode())
 
-    return instances.translate(pipeline, inputs, others, "", render)
+    return render
 
 
 def _read_lines(text: str) -> tuple[Sequence[Any], Mapping[str, Any]]:

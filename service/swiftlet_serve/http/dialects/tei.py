@@ -223,7 +223,7 @@ def _form(
 
 def tokenize(runtime: Runtime, request: Request) -> Translation:
     """Translates a request for tokens, to the first served model."""
-    pipeline, body = runtime.catalog.first(request.version), bodies.parse(TokenizeRequest, request.body)
+    pipeline, body = runtime.catalog.find(None, request.version), bodies.parse(TokenizeRequest, request.body)
     if body.prompt_name is not None:
         _refuse("/prompt_name", "unsupported", "Tokens are those of the text alone. Put the prompt before the text.")
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
@@ -238,7 +238,7 @@ def tokenize(runtime: Runtime, request: Request) -> Translation:
 
 def decode(runtime: Runtime, request: Request) -> Translation:
     """Translates a request for the texts of token ids, to the first served model."""
-    pipeline, body = runtime.catalog.first(request.version), bodies.parse(DecodeRequest, request.body)
+    pipeline, body = runtime.catalog.find(None, request.version), bodies.parse(DecodeRequest, request.body)
     is_one = isinstance(body.ids[0], int)
     rows: Any = [body.ids] if is_one else body.ids
     own = tokenization.DetokenizeRequest.model_construct(inputs=rows, skip_special_tokens=body.skip_special_tokens)

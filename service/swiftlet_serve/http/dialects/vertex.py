@@ -34,7 +34,7 @@ def _route(variable: str, default: str) -> str:
 
 def predict(runtime: Runtime, request: Request) -> Translation:
     """Translates a prediction request."""
-    return instances.predict(runtime.catalog.first(request.version), request)
+    return instances.predict(runtime.catalog.find(None, request.version), request)
 
 
 def _ready(runtime: Runtime, _: Mapping[str, str]) -> Response:

@@ -12,8 +12,6 @@ from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.model_endpoint import Translation, dump
 from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.http.wording import Wording, renamed
-from swiftlet_serve.inference.catalog import VersionChoice
-from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.tasks.embed import MAX_ITEMS, TokenIds
 
@@ -56,7 +54,7 @@ class DetokenizeResponse(BaseModel):
 def tokenize(runtime: Runtime, request: Request) -> Translation:
     """Translates a request for tokens."""
     body = bodies.parse(TokenizeRequest, request.body)
-    pipeline = _model(runtime, body.model, request.version)
+    pipeline = runtime.catalog.find(body.model, request.version)
     tokenizer, max_tokens = pipeline.model.tokenizer, pipeline.model.manifest.max_tokens
 
     def write(rows: list[Any]) -> bytes:
@@ -74,7 +72,7 @@ def tokenize(runtime: Runtime, request: Request) -> Translation:
 def detokenize(runtime: Runtime, request: Request) -> Translation:
     """Translates a request for the text of token ids."""
     body = bodies.parse(DetokenizeRequest, request.body)
-    pipeline = _model(runtime, body.model, request.version)
+    pipeline = runtime.catalog.find(body.model, request.version)
 
     def write(texts: list[str]) -> bytes:
         return dump({"prompt": texts[0]})
@@ -82,16 +80,6 @@ def detokenize(runtime: Runtime, request: Request) -> Translation:
     own = tokenization.DetokenizeRequest.model_construct(inputs=[body.tokens], skip_special_tokens=False)
     task = tokenization.Detokenize(pipeline.model.tokenizer)
     return tokenization.translation(pipeline, task, own, write, Wording(renamed({"/inputs/0": "/tokens"})))
-
-
-def _model(runtime: Runtime, name: str | None, choice: VersionChoice) -> Pipeline:
-    """Returns a model; the first served one if the request names none.
-
-    Raises:
-        NotFound: the model does not exist.
-        ModelLoading: it is not in memory.
-    """
-    return runtime.catalog.first(choice) if name is None else runtime.catalog.find(name, choice)
 
 
 render_error = openai_format.render_error
