@@ -10,7 +10,7 @@ DEVELOPMENT := .venv-dev
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick exhaustive coverage torture loadtest bench lint docs dist dist-test tutorial-test image image-test helm lock sbom audit clean
+.PHONY: help run test quick exhaustive coverage torture loadtest bench lint docs dist dist-test release tutorial-test image image-test helm lock sbom audit clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1: /p' Makefile | sed 's/: */\t/' | expand -t 22
@@ -71,6 +71,9 @@ dist: $(DEVELOPMENT)/ready ## build the source distribution and the wheel into d
 
 dist-test: $(DEVELOPMENT)/ready ## build the wheel, install it in an empty environment and serve; minutes
 	SWIFTLET_DISTRIBUTION_TEST=1 $(DEVELOPMENT)/bin/pytest tests/test_distribution.py
+
+release: ## check that this commit can be released; with PUSH=1 also push its tag, and the workflows publish it
+	.ci/release $(if $(PUSH),--push)
 
 tutorial-test: $(DEVELOPMENT)/ready ## follow the tutorial: train, serve, load test; minutes
 	SWIFTLET_TUTORIAL_TEST=1 $(DEVELOPMENT)/bin/pytest tests/docs/test_tutorial.py

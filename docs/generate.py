@@ -14,6 +14,7 @@ import inspect
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import takewhile
@@ -27,7 +28,7 @@ from pydantic import BaseModel
 from starlette.testclient import TestClient
 
 from swiftlet_models import architectures
-from swiftlet_models.artifact import MANIFEST, find_artifacts
+from swiftlet_models.artifact import CARD, MANIFEST, find_artifacts
 from swiftlet_serve import tasks
 from swiftlet_serve.cli.main import main as command_line
 from swiftlet_serve.errors import SwiftletError
@@ -51,6 +52,8 @@ from swiftlet_train import recipe as recipes
 
 PAGES: Final = Path(__file__).parent
 ROOT: Final = PAGES.parent
+RULES: Final = (ROOT / "docker/prometheus/rules.yml", ROOT / "k8s/monitoring/rules.yaml")
+CONTACT: Final = ROOT / "SECURITY.md"
 RECIPE: Final = (*(ROOT / "models/swiftlet_train/recipe").glob("*.py"), ROOT / "models/swiftlet_models/weakness.py")
 RECIPE_TABLES: Final = (
     "Recipe",
@@ -102,7 +105,16 @@ REGION: Final = re.compile(r"(?<=<!-- generated: )([\w -]+)( -->\n).*?(?=<!-- en
 
 
 def pages() -> Iterator[tuple[Path, str, str]]:
-    """Yields each page that has generated regions, with its text and with the text it should have."""
+    """Yields each file with generated parts, with its text and with the text it should have.
+
+    These are the pages with generated regions, and the files that have an address of the publication.
+    """
+    addresses = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]
+    documentation, contact = addresses["Documentation"], addresses["Security"].removeprefix("mailto:")
+    for path in (*RULES, CONTACT):
+        text = path.read_text("utf-8")
+        wanted = re.sub(r"https?://\S+(?=/how-to/alerts\.html#)", documentation, text)
+        yield path, text, re.sub(r"\[\S+@\S+\]\(mailto:\S+\)", f"[{contact}](mailto:{contact})", wanted)
     for path in sorted(PAGES.rglob("*.md")):
         text = path.read_text("utf-8")
         if REGION.search(text):
@@ -425,6 +437,20 @@ def _first_sentence(path: Path) -> str:
     return sentence.rstrip(":.") + "."
 
 
+def licences() -> str:
+    """Returns the bundled models with the data that they learnt from, as their cards name it."""
+    rows = []
+    for path in find_artifacts(BUNDLED):
+        card = json.loads((path / CARD).read_text("utf-8"))
+        rows.append([code(path.name), f"{size_mb(path):.1f} MB", ", ".join(card["licences"])])
+    return table(["Model", "Size", "Data and its licence"], rows)
+
+
+def size_mb(path: Path) -> float:
+    """Returns the size of the files of a directory, in megabytes."""
+    return sum(file.stat().st_size for file in path.iterdir()) / 1e6
+
+
 def native_files() -> str:
     """Returns the C++ files with the first sentences of their leading comments."""
     rows = []
@@ -491,6 +517,7 @@ GENERATORS: Final[dict[str, Callable[[], str]]] = {
     "status fields": partial(response_fields, "/status"),
     "metrics": metrics,
     "modules service": partial(modules, "service"),
+    "licences": licences,
     "native files": native_files,
     "networks": networks,
     "tested heads": tested_heads,

@@ -48,8 +48,14 @@ class Hook(BuildHookInterface[Any]):
     """Compiles the kernels into the source tree, from where an editable installation loads them."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compiles the kernels, and names the wheel for this platform."""
+        """Compiles the kernels, and names the wheel for this platform.
+
+        Raises:
+            RuntimeError: Swiftlet does not run on this platform.
+        """
         del version
+        if (reason := refusal(sys.platform, platform.machine(), platform.libc_ver()[0])) is not None:
+            raise RuntimeError(reason)
         compile_kernels()
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
@@ -60,6 +66,26 @@ class Hook(BuildHookInterface[Any]):
         for folder in FOLDERS:
             for library in (ROOT / folder).glob("*.so"):
                 library.unlink()
+
+
+def refusal(system: str, machine: str, libc: str) -> str | None:
+    """Returns why Swiftlet does not run on a platform; None if it may.
+
+    Args:
+        system: the operating system, as in `sys.platform`.
+        machine: the architecture, as in `platform.machine`.
+        libc: the C library, as in `platform.libc_ver`.
+    """
+    if system == "win32":
+        return "Swiftlet does not run on Windows. Install it in the Windows Subsystem for Linux, or run its image."
+    if system == "linux" and libc != "glibc":
+        return (
+            "Swiftlet needs Linux with glibc, as ONNX Runtime does. This system has another C library, such as musl of "
+            "Alpine. Use an image such as python:3.11-slim, or Swiftlet's own."
+        )
+    if system == "linux" and machine not in KERNELS:
+        return f"Swiftlet runs on {' and '.join(KERNELS)}. This machine is {machine or 'unknown'}."
+    return None
 
 
 def compile_kernels(directory: Path | None = None) -> None:

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.inference.catalog import version_for_key
+from swiftlet_serve.errors import NotFound
+from swiftlet_serve.inference.catalog import (
+    DEFAULT,
+    Catalog,
+    ModelLoading,
+    ServedVersions,
+    VersionChoice,
+    version_for_key,
+)
 
 SPLITS = st.lists(st.tuples(st.integers(1, 99), st.floats(0.01, 100)), min_size=1, max_size=5, unique_by=lambda x: x[0])
 
@@ -39,3 +48,16 @@ def test_models_are_split_independently():
     split = [(1, 1.0), (2, 1.0)]
     same = sum(version_for_key(split, "a", str(i)) == version_for_key(split, "b", str(i)) for i in range(1000))
     assert 400 < same < 600
+
+
+def test_first_model_is_the_first_served_one():
+    """In memory or not: a request must not get another model's answer."""
+    catalog = Catalog()
+    with pytest.raises(NotFound):
+        catalog.find(None)
+    catalog.update({name: ServedVersions("classify", {2: None}, {DEFAULT: 2}) for name in ("one", "another")})
+    with pytest.raises(ModelLoading) as caught:
+        catalog.find(None)
+    assert (caught.value.name, caught.value.version) == ("one", 2)
+    with pytest.raises(NotFound, match="no such version"):
+        catalog.find(None, VersionChoice(3))

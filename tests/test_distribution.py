@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -21,6 +22,8 @@ from pathlib import Path
 import pytest
 import uv
 
+import build_kernels
+from build_kernels import FOLDERS, KERNELS
 from tests.support.fakes import PATIENCE_S
 from tests.support.paths import ROOT
 
@@ -29,6 +32,7 @@ pytestmark = pytest.mark.skipif("SWIFTLET_DISTRIBUTION_TEST" not in os.environ, 
 SOURCES = ("LICENSE", "NOTICE", "README.md", "models", "pyproject.toml", "service")
 BUILT = shutil.ignore_patterns("*.so", "__pycache__")
 UV = uv.find_uv_bin()
+MAX_WHEEL_BYTES = 80e6
 COMPILER = """#!/bin/sh
 c++ -E "$@" || exit
 for part; do :; done
@@ -48,8 +52,13 @@ TRAINING = ("models/swiftlet_train/**/*.py", "models/swiftlet_train/*/*.toml", "
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the source distribution and with the wheel that was built from it."""
-    source = tmp_path_factory.mktemp("source")
+    """The folder with the source distributions and with the wheels that were built from them."""
+    return build(tmp_path_factory.mktemp("source"))
+
+
+def build(source: Path) -> Path:
+    """Builds the distributions in a copy of their sources, and returns their folder."""
+    source.mkdir(parents=True, exist_ok=True)
     for name in SOURCES:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=BUILT)
@@ -79,10 +88,13 @@ def training(dist: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment that holds the wheel and its dependencies only."""
-    environment = tmp_path_factory.mktemp("environment")
+    """The programs of an environment that holds the package of an index, and its dependencies, as wheels only."""
+    environment, index = tmp_path_factory.mktemp("environment"), tmp_path_factory.mktemp("index")
+    page = index / "swiftlet-serve/index.html"
+    page.parent.mkdir()
+    page.write_text(f'<a href="{wheel.as_uri()}">{wheel.name}</a>')
     venv.create(environment)
-    install(environment / "bin", wheel)
+    install(environment / "bin", "--index", index.as_uri(), "--only-binary", ":all:", "swiftlet-serve")
     return environment / "bin"
 
 
@@ -119,6 +131,7 @@ def packages_in(names: set[str]) -> set[str]:
 def test_wheel_holds_every_module_model_and_page_file_and_no_training(wheel):
     names = names_in(wheel)
 
+    assert wheel.stat().st_size < MAX_WHEEL_BYTES
     assert sorted(expected(SERVER) - names) == []
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {
         "swiftlet_serve",
@@ -141,6 +154,27 @@ def test_wheel_holds_the_kernels_of_its_architecture_and_suits_later_pythons(whe
     assert "-py3-none-linux_" in wheel.name
     assert kernels - {"word_pieces"} in ({"avx2", "avxvnni", "avx512vnni", "avx512bf16", "amx"}, {"neon", "neon_i8mm"})
     assert "word_pieces" in kernels
+
+
+def test_two_builds_are_equal_to_the_bit(dist, tmp_path):
+    again = build(tmp_path / "another" / "folder")
+
+    for path in sorted(dist.iterdir()):
+        assert (again / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_kernel_is_compiled_to_equal_bytes_in_any_folder(tmp_path, monkeypatch):
+    libraries = []
+    for name in ("one", "another"):
+        shutil.copytree(ROOT / "service/swiftlet_serve/native", tmp_path / name / FOLDERS[0], ignore=BUILT)
+        shutil.copytree(ROOT / "models/swiftlet_models/native", tmp_path / name / FOLDERS[1], ignore=BUILT)
+        monkeypatch.setattr(build_kernels, "ROOT", tmp_path / name)
+        assert build_kernels._compile("word_pieces", KERNELS[platform.machine()]["word_pieces"], None) is None
+        libraries += (tmp_path / name).rglob("word_pieces.so")
+
+    one, another = libraries
+    assert one.read_bytes() == another.read_bytes()
 
 
 def test_installed_wheel_serves_the_bundled_models_from_another_folder(installed, tmp_path):

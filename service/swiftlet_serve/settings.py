@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -9,7 +10,13 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, IPvAnyNetwork, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.machine.cores import usable_cores
@@ -17,6 +24,7 @@ from swiftlet_serve.machine.cores import usable_cores
 PREFIX: Final = "SWIFTLET_"  # of environment variables
 MAX_TIMEOUT_MS: Final = 600_000  # of a request's own deadline
 OTHER_VARIABLES: Final = ("NATIVE_KERNEL", "API_KEY")  # of the native engine, and of `swiftlet shadow-report`
+HOST_VARIABLES: Final = {"port": "AIP_HTTP_PORT"}  # of hosts of containers, by the setting that they are a default of
 
 
 MODEL_OPTION: Final = re.compile(r"[a-z_]+=[^=,]*")  # of a model in a list
@@ -28,7 +36,13 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
     host: str = Field("127.0.0.1", description="Address to listen on. Use 0.0.0.0 for all interfaces.")
-    port: int = Field(8000, ge=0, le=65535, description="Port to listen on. 0 lets the system choose a free port.")
+    port: int = Field(
+        8000,
+        ge=0,
+        le=65535,
+        description="Port to listen on. 0 lets the system choose a free port. Unset: AIP_HTTP_PORT, which Vertex AI "
+        "sets, or the default.",
+    )
     models: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="Models to serve, separated by commas: names of bundled models, directories of artifacts or "
@@ -203,6 +217,19 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Minimum severity of log messages: debug, info, warning or error."
     )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003  # pydantic passes it by name
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Returns where values come from. The first one counts."""
+        values = {name: os.environ[variable] for name, variable in HOST_VARIABLES.items() if os.environ.get(variable)}
+        return init_settings, env_settings, InitSettingsSource(settings_cls, values)
 
     @property
     def longest_s(self) -> float:

@@ -95,7 +95,8 @@ def test_dockerfile_passes_hadolint():
     found = shutil.which("hadolint", path=str(Path(sys.executable).parent))
     assert found
 
-    assert subprocess.run([found, ROOT / "docker/Dockerfile"], capture_output=True, text=True).stdout == ""
+    files = ROOT / "docker/Dockerfile", ROOT / "docker/spaces/Dockerfile"
+    assert subprocess.run([found, *files], capture_output=True, text=True).stdout == ""
 
 
 def test_image_environment_is_valid_settings():

@@ -165,7 +165,7 @@ def test_pods_have_the_ports_of_the_image(manifests):
     image = dict(re.findall(r"SWIFTLET_(\w*PORT)=(\d+)", (ROOT / "docker/Dockerfile").read_text()))
     ports = {port["name"]: port["containerPort"] for port in container(manifests)["ports"]}
 
-    assert ports == {"http": int(image["PORT"]), "admin": int(image["ADMIN_PORT"])}
+    assert ports == {"http": Settings.model_fields["port"].default, "admin": int(image["ADMIN_PORT"])}
 
 
 def test_service_exposes_the_public_port_only(manifests):

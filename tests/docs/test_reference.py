@@ -93,13 +93,14 @@ def test_routes_are_those_of_the_application(app):
 
 
 def test_routes_of_each_dialect_are_shown():
-    shown = set(re.findall(r"^\| `((?:GET|POST) [^|]+)` \|", page("dialects"), re.MULTILINE))
+    pages = page("dialects") + page("model-servers")
+    shown = set(re.findall(r"^\| `((?:GET|POST) [^|]+)` \|", pages, re.MULTILINE))
 
     assert shown == {f"{method} {path}" for method, path in dialect_routes(shared=True)}
 
 
 def test_request_headers_include_those_of_openapi_and_of_cors(app):
-    document, _, _ = page("http-api").partition("## Response headers")
+    document, _, _ = page("http-headers").partition("## Response headers")
     shown = {header.lower() for header in first_column(document, "Header", "Meaning")}
     described = {one["name"].lower() for one in app.openapi()["paths"]["/classify"]["post"]["parameters"]}
     allowed = {header.lower() for header in CORS_ALLOWED} - {"content-type"}
@@ -108,7 +109,7 @@ def test_request_headers_include_those_of_openapi_and_of_cors(app):
 
 
 def test_response_headers_are_those_that_the_server_sends(app):
-    (_, _, rest) = page("http-api").partition("## Response headers")
+    (_, _, rest) = page("http-headers").partition("## Response headers")
     shown = {header.lower() for header in first_column(rest, "Header", "Meaning")}
     with TestClient(app) as client:
         response = client.post("/classify", json={"inputs": "fine"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from swiftlet_serve import tasks
 from swiftlet_serve.http import dialects
 
 
@@ -15,6 +16,6 @@ def dialect_routes(*, shared: bool = False) -> dict[tuple[str, str], bool]:
         ("POST", operation.path): False
         for dialect in spoken
         for operation in dialect.OPERATIONS
-        if shared or not operation.fields
+        if shared or operation.path.strip("/") not in tasks.names()
     }
     return operations | {(page.method, page.path): page.public for dialect in spoken for page in dialect.PAGES}

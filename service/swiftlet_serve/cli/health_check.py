@@ -44,7 +44,8 @@ def address(environment: Mapping[str, str], arguments: Sequence[str]) -> tuple[s
     if admin_port := setting("admin_port"):
         host, port, is_https = setting("admin_host", "127.0.0.1"), admin_port, False
     else:
-        host, port, is_https = setting("host", "127.0.0.1"), setting("port", "8000"), bool(setting("tls_cert"))
+        port = setting("port", environment.get("AIP_HTTP_PORT") or "8000")
+        host, is_https = setting("host", "127.0.0.1"), bool(setting("tls_cert"))
     return LOOPBACK.get(host, host), int(port), is_https
 
 

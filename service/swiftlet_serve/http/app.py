@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
-from swiftlet_serve import build_info
+from swiftlet_serve import build_info, tasks
 from swiftlet_serve.http import dialects
 from swiftlet_serve.http.asgi_transport import AsgiTransport
 from swiftlet_serve.http.dialect_parts import dialect_routes
@@ -153,14 +153,13 @@ def _routes(
     runtime: Runtime, served_dialects: Mapping[str, Dialect], schemas: Mapping[str, tuple[Any, Any]]
 ) -> Iterator[Route]:
     """Returns all routes. Of two with the same path, the first one counts."""
-    own = {f"/{task}": task_translation(runtime, task) for task in runtime.task_names}
-    translations = dialect_routes.with_dialects(runtime, own, served_dialects)
     for task in runtime.task_names:
-        endpoint = ModelEndpoint(runtime, translations[f"/{task}"])
+        own, body = task_translation(runtime, task), tasks.load(task).TASK.Request
+        translate = dialect_routes.with_dialects(runtime, f"/{task}", own, body, served_dialects)
         yield Route(
             "POST",
             f"/{task}",
-            endpoint.respond,
+            ModelEndpoint(runtime, translate).respond,
             runs_model=True,
             reads_body=True,
             json_only=True,
@@ -181,8 +180,8 @@ def _routes(
         yield pages.metrics(runtime)
     yield pages.server_status(runtime)
     yield from pages.playground_files(runtime.task_names)
-    for name, dialect in served_dialects.items():
-        yield from dialect_routes.routes(runtime, name, dialect, schemas[name][0])
+    for name in served_dialects:
+        yield from dialect_routes.routes(runtime, name, served_dialects, schemas[name][0])
 
 
 async def _answer(request: FastAPIRequest) -> Response:

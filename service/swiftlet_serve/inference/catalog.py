@@ -186,14 +186,16 @@ class Catalog:
             raise wrong_task()
         return self._choose(*served, choice).for_task(task)
 
-    def find(self, name: str, choice: VersionChoice = ANY) -> Pipeline:
+    def find(self, name: str | None, choice: VersionChoice = ANY) -> Pipeline:
         """Returns the pipeline of a model, given its name, or its task to mean the task's first model.
+
+        None means the first served model, for requests that name neither a model nor a task.
 
         Raises:
             NotFound: the model or its version does not exist.
             ModelLoading: the version is not in memory.
         """
-        name = self._meant(name)
+        name = next(iter(self._models), "") if name is None else self._meant(name)
         if (served := self._find(name)) is not None:
             return self._choose(*served, choice)
         if (served := self._first(name)) is not None:

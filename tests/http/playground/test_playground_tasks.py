@@ -58,6 +58,11 @@ def test_page_marks_entities_behind_surrogate_pairs(opened: Page) -> None:
         assert mark.evaluate("mark => mark.firstChild.textContent") == text[entity["start"] : entity["end"]]
         expect(mark.locator("sub")).to_have_text(entity["entity_group"])
     assert len(names(opened, "entities")) == len(found)
+    colours = {
+        (entity["entity_group"], mark.evaluate("mark => getComputedStyle(mark).backgroundColor"))
+        for entity, mark in zip(found, marks.all(), strict=True)
+    }
+    assert len(colours) == len(dict(colours)) == len({colour for _, colour in colours}) > 1
 
 
 def test_page_shows_the_labels_that_the_user_names(opened: Page) -> None:

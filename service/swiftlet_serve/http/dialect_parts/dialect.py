@@ -37,7 +37,7 @@ class Operation(NamedTuple):
     json_only: bool = True
     """Whether bodies must be declared as JSON."""
     fields: frozenset[str] = frozenset()
-    """The fields that only bodies of this dialect have, if a task has the same path."""
+    """The fields that only bodies of this dialect have, if a task or another dialect has the same path."""
 
 
 class Page(NamedTuple):

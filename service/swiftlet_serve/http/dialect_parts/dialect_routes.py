@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from pydantic_core import from_json
 from starlette.responses import Response
 
+from swiftlet_serve import tasks
 from swiftlet_serve.http.dialect_parts.dialect import Dialect, Operation, Page
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.model_endpoint import ModelEndpoint, Translate, Translation
@@ -30,22 +31,24 @@ def translation_of(runtime: Runtime, name: str, operation: Operation) -> Transla
 
 
 def shared_translation(
-    own: Translate, foreign: Translate, operation: Operation, render_error: RenderError
+    own: Translate, body: type[BaseModel], foreign: Translate, operation: Operation, render_error: RenderError
 ) -> Translate:
-    """Returns the translation of a task's route that a dialect uses, too. The fields of a body tell which one applies.
+    """Returns the translation of a route that a dialect uses, too. The fields of a body tell which one applies.
 
     Args:
-        own: the translation of the task.
+        own: the translation of the task, or of another dialect.
+        body: the model of its bodies.
         foreign: the translation of the dialect.
         operation: the operation of the dialect.
         render_error: renders errors of the dialect.
     """
     quoted = [f'"{name}"'.encode() for name in sorted(operation.fields)]
+    needed = [f'"{name}"'.encode() for name, field in body.model_fields.items() if field.is_required()]
 
     def is_foreign(body: bytes | bytearray) -> bool:
         if not any(name in body for name in quoted):  # the usual case costs no second parse
             return False
-        if b'"inputs"' not in body:  # every body of ours has this field
+        if not all(name in body for name in needed):
             return True
         if bodies.has_more_items(body, operation.body.max_items):
             raise bodies.too_many_items(BodyModel.max_items)  # either translation refuses it
@@ -65,29 +68,49 @@ def shared_translation(
 
 
 def with_dialects(
-    runtime: Runtime, own: Mapping[str, Translate], dialects: Mapping[str, Dialect]
-) -> dict[str, Translate]:
-    """Returns the translations of the tasks by path, for the bodies of dialects that use these paths, too."""
-    shared = dict(own)
+    runtime: Runtime, path: str, own: Translate, body: type[BaseModel], dialects: Mapping[str, Dialect]
+) -> Translate:
+    """Returns the translation of a route, also for the bodies of dialects that share it.
+
+    Args:
+        runtime: the loaded models.
+        path: the path of the route.
+        own: the translation of the other bodies.
+        body: the model of these.
+        dialects: the served dialects by name.
+    """
     for name, dialect in dialects.items():
         for operation in dialect.OPERATIONS:
-            if operation.fields and operation.path in shared:
+            if operation.fields and operation.path == path:
                 foreign = translation_of(runtime, name, operation)
-                shared[operation.path] = shared_translation(
-                    shared[operation.path], foreign, operation, dialect.render_error
-                )
-    return shared
+                own = shared_translation(own, body, foreign, operation, dialect.render_error)
+    return own
 
 
-def routes(runtime: Runtime, name: str, dialect: Dialect, described: Mapping[Any, Any]) -> Iterator[Route]:
-    """Returns the routes of a dialect, except those that it shares with tasks. `described` is from `schemas`."""
+def routes(
+    runtime: Runtime, name: str, dialects: Mapping[str, Dialect], described: Mapping[Any, Any]
+) -> Iterator[Route]:
+    """Returns the routes of a dialect, except those that it shares with tasks or with a dialect whose route it is.
+
+    Args:
+        runtime: the loaded models.
+        name: the name of the dialect.
+        dialects: the served dialects by name.
+        described: the schemas of the dialect, from `schemas`.
+    """
+    dialect = dialects[name]
+    others = {f"/{task}" for task in tasks.names()}
+    others |= {operation.path for one in dialects.values() for operation in one.OPERATIONS if not operation.fields}
     for operation in dialect.OPERATIONS:
-        if operation.fields:
+        if operation.fields and operation.path in others:
             continue
+        translate = translation_of(runtime, name, operation)
+        if not operation.fields:
+            translate = with_dialects(runtime, operation.path, translate, operation.body, dialects)
         yield Route(
             "POST",
             operation.path,
-            ModelEndpoint(runtime, translation_of(runtime, name, operation)).respond,
+            ModelEndpoint(runtime, translate).respond,
             runs_model=True,
             reads_body=True,
             json_only=operation.json_only,

@@ -16,15 +16,16 @@ from swiftlet_models.artifact import Manifest, Output
 from swiftlet_serve import build_info
 from swiftlet_serve.errors import SwiftletError, invalid_value
 from swiftlet_serve.http import problem_details
+from swiftlet_serve.http.dialect_parts import tokenization
 from swiftlet_serve.http.dialect_parts.dialect import ForeignBody, Operation, Page, translation
 from swiftlet_serve.http.endpoints import bodies
-from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation
+from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation, dump
 from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.http.wording import Wording, renamed, sentence
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
-from swiftlet_serve.tasks._requests import MAX_INPUTS
-from swiftlet_serve.tasks.embed import MAX_ITEMS, Inputs, TokenIdsRequest, has_ids
+from swiftlet_serve.tasks._requests import MAX_INPUTS, Texts
+from swiftlet_serve.tasks.embed import MAX_ITEMS, Ids, Inputs, TokenIdsRequest, has_ids
 from swiftlet_serve.tasks.rerank import MAX_TEXTS
 from swiftlet_serve.telemetry.request_record import RequestRecord
 
@@ -88,6 +89,33 @@ class Weight(BaseModel):
 
     index: int
     value: float
+
+
+class TokenizeRequest(ForeignBody):
+    """A request of TEI for the tokens of texts."""
+
+    inputs: str | Texts
+    add_special_tokens: bool = True
+    prompt_name: str | None = None
+
+
+class Token(BaseModel):
+    """A token and its place in the text, in code points. A special token has no place."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+class DecodeRequest(ForeignBody):
+    """A request of TEI for the texts of token ids."""
+
+    max_items: ClassVar[int] = MAX_ITEMS
+
+    ids: Ids
+    skip_special_tokens: bool = True
 
 
 class RerankRequest(ForeignBody):
@@ -191,6 +219,32 @@ def _form(
     return translation(
         pipeline, {"inputs": body.inputs, "parameters": parameters}, render, Wording(RENAMED, TRUNCATION)
     )
+
+
+def tokenize(runtime: Runtime, request: Request) -> Translation:
+    """Translates a request for tokens, to the first served model."""
+    pipeline, body = runtime.catalog.find(None, request.version), bodies.parse(TokenizeRequest, request.body)
+    if body.prompt_name is not None:
+        _refuse("/prompt_name", "unsupported", "Tokens are those of the text alone. Put the prompt before the text.")
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    own = tokenization.TokenizeRequest.model_construct(inputs=texts, special_tokens=body.add_special_tokens)
+
+    def write(rows: list[Any]) -> bytes:
+        return b"[%b]" % b",".join(map(dump, rows))
+
+    task = tokenization.Tokenize(pipeline.model.tokenizer)
+    return tokenization.translation(pipeline, task, own, write, Wording())
+
+
+def decode(runtime: Runtime, request: Request) -> Translation:
+    """Translates a request for the texts of token ids, to the first served model."""
+    pipeline, body = runtime.catalog.find(None, request.version), bodies.parse(DecodeRequest, request.body)
+    is_one = isinstance(body.ids[0], int)
+    rows: Any = [body.ids] if is_one else body.ids
+    own = tokenization.DetokenizeRequest.model_construct(inputs=rows, skip_special_tokens=body.skip_special_tokens)
+    wording = Wording(renamed({"/inputs/0": "/ids"} if is_one else {"/inputs": "/ids"}))
+    task = tokenization.Detokenize(pipeline.model.tokenizer)
+    return tokenization.translation(pipeline, task, own, dump, wording)
 
 
 def rerank(runtime: Runtime, request: Request) -> Translation:
@@ -336,6 +390,8 @@ OPERATIONS: Final = (
     Operation("/embed_sparse", "Sparse embeddings", embed_sparse, FormRequest, list[list[Weight]]),
     Operation("/embed_all", "Embeddings of all tokens", embed_all, FormRequest, list[list[list[float]]]),
     Operation("/rerank", "Ranked texts", rerank, RerankRequest, list[Rank], fields=frozenset({"texts"})),
+    Operation("/tokenize", "Tokens of texts", tokenize, TokenizeRequest, list[list[Token]]),
+    Operation("/decode", "Texts of token ids", decode, DecodeRequest, list[str]),
     Operation("/similarity", "Cosine similarities", similarity, SimilarityRequest, list[float]),
 )
 PAGES: Final = (

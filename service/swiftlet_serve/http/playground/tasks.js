@@ -6,6 +6,7 @@ import { byMask, cosine, cut, lines, number, numbers, pieces, score } from "./fo
 import { language, message } from "./messages.js";
 
 const TOP = 5;
+const COLOURS = 5; // of marks, in style.css
 
 const classify = {
   title: "classify",
@@ -72,9 +73,12 @@ const entities = {
   fields: [{ name: "text", label: "text", rows: 4 }],
   inputs: ({ text }) => text,
   draw(found, { text }) {
-    const shown = pieces(text, found).map(({ part, entity }) =>
-      entity ? make("mark", {}, part, make("sub", {}, labelOf(entity))) : part,
-    );
+    const kinds = [...new Set(found.map(kindOf))];
+    const shown = pieces(text, found).map(({ part, entity }) => {
+      if (!entity) return part;
+      const className = `kind${kinds.indexOf(kindOf(entity)) % COLOURS}`;
+      return make("mark", { className }, part, make("sub", {}, labelOf(entity)));
+    });
     const items = found.map((one) => ({
       name: `${cut(text, one.start, one.end)[1]} (${labelOf(one)})`,
       share: one.score,
@@ -194,6 +198,11 @@ function heading(name, values) {
 /** Returns the label of an entity, or of a token if tokens are not grouped. */
 function labelOf(one) {
   return one.entity_group ?? one.entity;
+}
+
+/** Returns the label without the place of a token in its entity, as in B-PER. */
+function kindOf(one) {
+  return labelOf(one).replace(/^[BIES]-/, "");
 }
 
 function sentence(what, value) {
