@@ -90,6 +90,10 @@ SEEDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "/v1/classify": {"model": "albert-sst2", "input": [TEXT]},
     "/predict": {"inputs": [[TEXT]], "truncate": False},
     "/embed_all": {"inputs": [TEXT]},
+    "/tokenize": {"inputs": [TEXT], "add_special_tokens": True},
+    "/decode": {"ids": [[2, 3]], "skip_special_tokens": True},
+    "/vertex": {"instances": [TEXT]},
+    "/invocations": {"inputs": [TEXT], "parameters": {"top_k": 2}},
     "/similarity": {"inputs": {"source_sentence": TEXT, "sentences": PASSAGES}},
 }
 
