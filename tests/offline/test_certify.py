@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import shutil
@@ -13,13 +14,27 @@ from click.testing import CliRunner
 from cryptography.hazmat.primitives import serialization as pem
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-from swiftlet_models.artifact import CARD, CERTIFICATE, MANIFEST, SIGNATURE, WEIGHTS, Artifact, open_artifact
+from swiftlet_models.artifact import (
+    CARD,
+    CERTIFICATE,
+    MANIFEST,
+    SIGNATURE,
+    WEIGHTS,
+    Artifact,
+    ArtifactError,
+    open_artifact,
+)
 from swiftlet_serve.cli.main import main
 from swiftlet_serve.errors import SetupError
+from swiftlet_serve.inference.local_runtime import LocalRuntime
+from swiftlet_serve.inference.signature import check_signature, signing_key
 from swiftlet_serve.offline import certificate
-from swiftlet_serve.offline.certificate import check_signature, comparisons, signing_key
+from swiftlet_serve.offline.certificate import comparisons
 from swiftlet_serve.offline.import_checkpoint import import_checkpoint
 from swiftlet_serve.offline.release import Measure
+from swiftlet_serve.repository.cache import Cache
+from swiftlet_serve.repository.store import open_store, push
+from swiftlet_serve.settings import Settings
 from tests.support.artifacts import VOCABULARY
 from tests.support.checkpoints import SMALL, reference
 from tests.support.markdown import first_column, text_of
@@ -192,12 +207,42 @@ def test_a_signature_is_checked(artifact: Artifact, keys: tuple[Path, Path], tmp
     assert refusal("check", artifact.path, "--public-key", others).startswith(unknown)
     (artifact.path / CERTIFICATE).write_bytes(before.replace(b"int8", b"bf16"))
     for signature in (ed25519.Ed25519PrivateKey.generate().sign(before), b"", b"x" * 200):
-        with pytest.raises(SetupError, match="did not sign this certificate"):
+        with pytest.raises(ArtifactError, match="did not sign this certificate"):
             check_signature(artifact.path, public)
         (artifact.path / SIGNATURE).write_bytes(signature)
     (artifact.path / CERTIFICATE).write_bytes(before)
     certificate._replace(artifact.path, CERTIFICATE, before)
     assert not (artifact.path / SIGNATURE).exists()
+
+
+def test_a_server_with_a_signer_key_serves_signed_models_only(artifact: Artifact, keys: tuple[Path, Path]) -> None:
+    private, public = keys
+    settings = Settings(models=(str(artifact.path),), engine="echo", signer_key=public)
+    for start in (LocalRuntime.load, LocalRuntime.begin):
+        with pytest.raises(ArtifactError, match="tiny is not signed"):
+            start(settings)
+    certify(artifact, "--sign-key", private)
+    asyncio.run(LocalRuntime.load(settings).close())
+    with pytest.raises(SetupError, match="cannot be read: it is no key in PEM"):
+        LocalRuntime.load(settings.model_copy(update={"signer_key": private}))
+
+
+def test_a_repository_with_a_signer_key_gives_signed_versions_only(
+    artifact: Artifact, keys: tuple[Path, Path], tmp_path: Path
+) -> None:
+    private, public = keys
+    (tmp_path / "repository").mkdir()
+    store = open_store(str(tmp_path / "repository"))
+    cache = Cache(store, tmp_path / "copies", public)
+    push(store, artifact)
+    with pytest.raises(ArtifactError, match="is not signed"):
+        cache.fetch("tiny", 1)
+    assert not list((tmp_path / "copies").iterdir())
+    certify(artifact, "--sign-key", private)
+    push(store, artifact, 2)
+    assert cache.fetch("tiny", 2).manifest == artifact.manifest
+    with pytest.raises(SetupError, match="cannot be read: it is no key in PEM"):
+        Cache(store, tmp_path / "copies", private)
 
 
 @pytest.mark.parametrize(

@@ -39,13 +39,13 @@ def certify(
     `swiftlet check` verifies the certificate.
     """
     from swiftlet_models import sources
-    from swiftlet_serve.inference import model_source
+    from swiftlet_serve.inference import model_source, signature
     from swiftlet_serve.inference.loading import BUNDLED, locate_one
     from swiftlet_serve.offline import certificate
     from swiftlet_serve.offline.certify import certify
     from swiftlet_serve.offline.release import Measure
 
-    key = certificate.signing_key(sign_key) if sign_key else None
+    key = signature.signing_key(sign_key) if sign_key else None
     path = locate_one(model, model_cache)
     if data or not key or open_artifact(path).certificate() is None:
         named = model_source.parse_one(source or model)
