@@ -308,7 +308,7 @@ def _read(read: Callable[[], T], path: Path) -> T:
         raise
     except BaseException as error:  # the library raises bare Exception for any invalid file, or panics
         what = "not in UTF-8; save it in that encoding" if isinstance(error, UnicodeError) else sources.instead(path)
-        reason = f"it is {what}." if what else error
+        reason = f"it is {what}." if what else f"{str(error).rstrip('.')}. Download it once more."
         raise TokenizerError(f"{path.name} cannot be read as a tokenizer: {reason}") from error
 
 

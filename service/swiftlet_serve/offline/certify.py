@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from swiftlet_models import convert
+from swiftlet_models import checkpoint_files
 from swiftlet_models import sentence_transformers as sentences
 from swiftlet_models.artifact import GOLDEN, HEAD, SAFETENSORS, TOKENIZER, WEIGHTS, Artifact, ArtifactError, seal
 from swiftlet_models.datasets import DatasetError
@@ -80,7 +80,7 @@ def _in_fp32(
     if SAFETENSORS not in manifest.files:
         checkpoint = checkpoint or _origin(artifact)
         report(f"importing {checkpoint.source} in fp32")
-        embedding, (directory, _) = manifest.embedding, convert.locate(checkpoint.source, checkpoint.revision)
+        embedding, (directory, _) = manifest.embedding, checkpoint_files.locate(checkpoint.source, checkpoint.revision)
         imported, _ = import_checkpoint(
             checkpoint.source,
             manifest.task,
