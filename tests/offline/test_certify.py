@@ -39,6 +39,7 @@ from tests.support.artifacts import VOCABULARY
 from tests.support.checkpoints import SMALL, reference
 from tests.support.markdown import first_column, text_of
 from tests.support.paths import ROOT
+from tests.support.sentence_checkpoints import save_encoder
 
 LABELLED = "label,text\n" + "".join(f"{number % 3},text {number}\n" for number in range(12))
 
@@ -186,6 +187,23 @@ def write_keys(directory: Path, key: Any, encryption: Any = None) -> tuple[Path,
     private.write_bytes(key.private_bytes(pem.Encoding.PEM, pem.PrivateFormat.PKCS8, encryption or pem.NoEncryption()))
     public.write_bytes(key.public_key().public_bytes(pem.Encoding.PEM, pem.PublicFormat.SubjectPublicKeyInfo))
     return private, public
+
+
+def test_an_embedding_model_is_certified_in_each_of_its_tasks(tmp_path: Path) -> None:
+    save_encoder(tmp_path)
+    options = {"accept_tokenizer": True, "report": lambda _: None, "keep_fp32": True}
+    artifact, _ = import_checkpoint(str(tmp_path / "model"), "embed", tmp_path / "out", max_loss=100, **options)
+    data = tmp_path / "intents.tsv"
+    data.write_text("label\ttext\n" + "bread\tShe sells it.\nfilm\tIt was warm.\n" * 3, "utf-8")
+
+    certify(artifact, "--task", "zero-shot", "--data", data)
+    document = certify(artifact, "--task", "zero-shot", "--data", data)
+    told = [(known["texts"], known["task"]) for known in document["comparisons"]]
+    assert told == [("built-in texts", None), ("intents.tsv", "zero-shot")]
+    assert document["comparisons"][1]["n"] == 6
+    assert refusal("certify", artifact.path, "--task", "qa") == (
+        "The model model is for the task embed or rerank or zero-shot, not qa."
+    )
 
 
 def test_a_signature_is_checked(artifact: Artifact, keys: tuple[Path, Path], tmp_path: Path) -> None:

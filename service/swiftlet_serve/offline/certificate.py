@@ -43,6 +43,7 @@ class Comparison:
     agreement: Mapping[str, Score]  # with fp32, by what agrees; empty for fp32
     scores: Mapping[str, Any] = field(default_factory=dict)  # by precision, if the file has labels
     loss: Score | None = None  # of the first score, in points
+    task: str | None = None  # that the model was compared in, if it is not that of its manifest
 
     @classmethod
     def of_texts(cls, data: Path | None, n: int, kept: Fidelity, answers: Score | None) -> Comparison:
