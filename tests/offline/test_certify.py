@@ -231,6 +231,9 @@ def test_a_signature_is_checked(artifact: Artifact, keys: tuple[Path, Path], tmp
     (artifact.path / CERTIFICATE).write_bytes(before)
     certificate._replace(artifact.path, CERTIFICATE, before)
     assert not (artifact.path / SIGNATURE).exists()
+    (artifact.path / CERTIFICATE).rename(artifact.path / SIGNATURE)
+    with pytest.raises(ArtifactError, match="tiny is not signed"):
+        check_signature(artifact.path, public)
 
 
 def test_a_server_with_a_signer_key_serves_signed_models_only(artifact: Artifact, keys: tuple[Path, Path]) -> None:

@@ -62,10 +62,11 @@ def check_signature(path: Path, key: Path) -> None:
     public = public_key(key)
     from cryptography.exceptions import InvalidSignature
 
-    if not (path / SIGNATURE).is_file():
+    signature, certificate = path / SIGNATURE, path / CERTIFICATE
+    if not (signature.is_file() and certificate.is_file()):
         raise ArtifactError(f"{path.name} is not signed. Sign it with swiftlet certify {path} --sign-key KEY.")
     try:
-        public.verify((path / SIGNATURE).read_bytes(), (path / CERTIFICATE).read_bytes())
+        public.verify(signature.read_bytes(), certificate.read_bytes())
     except InvalidSignature:
         raise ArtifactError(
             f"{path.name}: the owner of {key} did not sign this certificate. Fetch the artifact again from its source, "
