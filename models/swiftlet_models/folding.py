@@ -82,6 +82,7 @@ from swiftlet_models.tensors import Computed, Matrix, Weights
 Array = NDArray[np.floating[Any]]
 
 Part = Literal["network", "trunk", "head"]
+UNIT_EPSILON: Final = 1e-24  # of the mean square of a vector: no vector that a network computes is so short
 MULTIPLE: Final = 16  # the native engine needs widths that are multiples of its widest vector, 16 floats
 
 
@@ -552,6 +553,11 @@ class _Network:
             "terms": embedding.sparse is not None,
             "vectors": embedding.multi_vector is not None,
         }
+        if embedding.dense == "unit":
+            # |x| is the root mean square of x, times the root of its width.
+            self.vectors["head.norm.weight"] = np.full(self.sizes.hidden, self.sizes.hidden**-0.5, np.float32)
+            self.epsilons["head.norm"] = UNIT_EPSILON
+            yield self.norm("hidden", "hidden", "head.norm")
         for name in (name for name, is_there in parts.items() if is_there):
             self.products[f"head.{name}"] = self.product(f"head.{name}")
             self.results += (f"outputs.{name}",)
