@@ -172,7 +172,8 @@ class Search:
         if not value:
             return value
         last = list(value)[-1] if isinstance(value, dict) else -1
-        count = min(choose(ITEMS), room // len(_dump(value[last])) + 1)
+        repeated = [value[last]] if isinstance(value, dict) else value
+        count = min(choose(ITEMS), room // max(len(_dump(one)) for one in repeated) + 1)
         if isinstance(value, dict):
             return value | {f"{last} {number}": value[last] for number in range(count)}
         return [value[number % len(value)] for number in range(count)]
