@@ -59,7 +59,7 @@ SEEDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "/entities": {"inputs": [TEXT], "parameters": {"aggregation_strategy": "simple", "stride": 2}},
     "/fill-mask": {"inputs": ["A [MASK] film."], "parameters": {"top_k": 5, "targets": ["fine"]}},
     "/qa": {"inputs": {"question": "What?", "context": TEXT}, "parameters": {"top_k": 2, "doc_stride": 64}},
-    "/rerank": {"inputs": {"query": "What?", "texts": PASSAGES}, "parameters": {"top_k": 2}},
+    "/rerank": {"inputs": {"query": "What?", "texts": PASSAGES}, "parameters": {"top_n": 2, "return_documents": True}},
     "/score": {"inputs": [TEXT], "parameters": {"return_tokens": True}},
     "/zero-shot": {"inputs": [TEXT], "parameters": {"candidate_labels": ["good", "bad"], "multi_label": True}},
     "/batch": {"requests": [{"task": "classify", "inputs": TEXT}, {"task": "embed", "inputs": TEXT}]},

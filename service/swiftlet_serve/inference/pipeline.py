@@ -29,6 +29,7 @@ MAX_INLINE_CHARACTERS: Final = 300  # encoding up to this many takes no longer t
 MAX_INLINE_ASCII: Final = 4000  # the same for ASCII and a tokenizer in compiled code
 MAX_INLINE_TEXTS: Final = 2  # of so many characters
 MAX_INLINE_VALUES: Final = 2048  # decoding up to this many numbers takes no longer than a few thread switches (0.3 ms)
+VALUES_OF_A_ROW: Final = 32  # numbers that take as long as a row, however short
 # Limit of one request, whose rows stay in memory until the last one arrives. A task with small rows may allow more.
 MAX_SEQUENCES: Final = 256
 
@@ -252,7 +253,7 @@ class Pipeline:
         record: RequestRecord | None,
     ) -> object:
         started = time.monotonic()
-        if sum(map(_values, sequences, outcomes)) <= MAX_INLINE_VALUES:
+        if sum(map(_values, sequences, outcomes)) + VALUES_OF_A_ROW * len(sequences) <= MAX_INLINE_VALUES:
             answer = partial_results.decode(self.model.task, inputs, outcomes)
         else:
             answer = await self.run_in_thread(partial_results.decode, self.model.task, inputs, outcomes)
