@@ -90,7 +90,7 @@ def plot_distances(measured: Sequence[Measured], out: Path) -> None:
 
 def _read_texts(path: Path) -> list[str]:
     try:
-        lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
+        lines = [line for line in path.read_text("utf-8-sig").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError):
         raise SetupError(f"{path} is not a readable file in UTF-8.") from None
     if not lines:
