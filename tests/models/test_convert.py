@@ -310,6 +310,7 @@ def test_convert_encoder_only_accepts_encoder_without_head(tmp_path: Path, name:
         ("albert", {"num_attention_heads": 2.0}, "num_attention_heads has an invalid value: 2.0."),
         ("albert", {"num_hidden_layers": 10**9}, "num_hidden_layers has an invalid value: 1000000000."),
         ("albert", {"inner_group_num": 1000}, "there are more than 1024 layers."),
+        ("albert", {"shared_parameters": "ffn"}, "shared_parameters 'ffn' is not one of all, attention, feed_forward,"),
         ("albert", {"layer_norm_eps": float("nan")}, "layer_norm_eps has an invalid value: nan."),
         ("albert", {"layer_norm_eps": -1}, "layer_norm_eps has an invalid value: -1."),
         ("bert", {"num_attention_heads": 7}, "num_attention_heads 7 does not divide the width 48."),
@@ -363,6 +364,7 @@ def test_defaults_equal_transformers(architecture: str) -> None:
     module = architectures.load(architecture)
     reference = Shape(architecture, {}).config()
     ours = {field.name: field.default for field in dataclasses.fields(module.Config)} | dict(module.IMPLIED)
+    assert ours.pop("shared_parameters", "all") == "all"  # transformers shares whole layers
     # What DeBERTa's code reads without a default in the configuration, and the only Gemma that is an encoder.
     given = (
         {"share_att_key": False, "position_buckets": -1} | reference.to_dict() | {"use_bidirectional_attention": True}
