@@ -9,7 +9,7 @@ import atexit
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,20 @@ _CLASSES: Final[dict[Network, str]] = {
     "electra": "Electra",
     "mobilebert": "MobileBert",
 }
+# What Google's code takes for settings that a configuration does not have, where transformers takes something else.
+_IMPLIED: Final[Mapping[str, Mapping[str, Any]]] = {
+    "mobilebert": {
+        "trigram_input": False,
+        "use_bottleneck": False,
+        "key_query_shared_bottleneck": False,
+        "num_feedforward_networks": 1,
+        "normalization_type": "layer_norm",
+    }
+}
+_TANH: Final = (
+    "albert",
+    "mobilebert",
+)  # whose code computes gelu with a tanh; that of BERT had erf when it was trained
 _SIZES: Final = {"hidden_size", "num_hidden_layers", "num_attention_heads"}  # in every configuration
 
 
@@ -76,7 +90,10 @@ def _settings(directory: Path, files: list[Path]) -> tuple[Path, dict[str, Any]]
     ((file, config),) = configs
     made = {"model_type": network, "architectures": [_CLASSES[network] + head], "num_labels": labels}
     regression = {"problem_type": "regression"} if labels == 1 else {}  # the code of Google has no other use for one
-    return file, {**made, **regression, **config}
+    settings = {**made, **regression, **_IMPLIED.get(network, {}), **config}
+    if network in _TANH and settings.get("hidden_act") == "gelu":
+        settings["hidden_act"] = "gelu_new"
+    return file, settings
 
 
 def _name_vocabulary(directory: Path, network: Network) -> str:
