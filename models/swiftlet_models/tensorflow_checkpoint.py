@@ -54,15 +54,18 @@ def as_transformers(directory: Path, report: Callable[[str], None]) -> Path:
         return directory
     files = [file for file in directory.iterdir() if file.is_file()]
     config, settings = _settings(directory, files)
-    root = Path(tempfile.mkdtemp(prefix="swiftlet-tensorflow-"))
-    atexit.register(shutil.rmtree, root, ignore_errors=True)
-    new = root / directory.resolve().name
-    new.mkdir()
-    for file in files:
-        (new / file.name).symlink_to(file.resolve())
-    (new / "config.json").write_text(json.dumps(settings, indent=2), "utf-8")
-    reading = _name_vocabulary(new, settings["model_type"])
-    report(f"{config.name} is read as that of {settings['architectures'][0]}{reading}")
+    try:
+        root = Path(tempfile.mkdtemp(prefix="swiftlet-tensorflow-"))
+        atexit.register(shutil.rmtree, root, ignore_errors=True)
+        new = root / directory.resolve().name
+        new.mkdir(exist_ok=True)
+        for file in files:
+            (new / file.name).symlink_to(file.resolve())
+        (new / "config.json").write_text(json.dumps(settings, indent=2), "utf-8")
+        reading = _name_vocabulary(new, settings["model_type"])
+    except OSError as error:
+        raise ConversionError(f"no temporary directory can be written ({error.strerror}). Set TMPDIR.") from None
+    report(f"{config.name} is read with the architectures {json.dumps(settings['architectures'])}{reading}")
     return new
 
 
@@ -100,13 +103,14 @@ def _name_vocabulary(directory: Path, network: Network) -> str:
     """Names the vocabulary as transformers does. Returns what was found out about it, for the report."""
     if any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         return ""
-    pieces, words = ([*directory.glob(pattern)] for pattern in ("*.model", "vocab*.txt"))
+    pieces, words = [*directory.glob("*.model")], [*directory.glob("vocab*.txt")]
+    vocabulary = directory / "vocab.txt"
     if network == "albert" and len(pieces) == 1:
         pieces[0].rename(directory / "spiece.model")
         return ""
-    settings: dict[str, Any] = {"tokenizer_class": "BertTokenizer"}
     if len(words) == 1:
-        words[0].rename(directory / "vocab.txt")
-        settings["do_lower_case"] = b"A" not in (directory / "vocab.txt").read_bytes().splitlines()
+        words[0].rename(vocabulary)
+    lowers = not vocabulary.is_file() or b"A" not in vocabulary.read_bytes().splitlines()
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": lowers}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
-    return "" if settings.get("do_lower_case", True) else ", and the vocabulary as one with capital letters"
+    return "" if lowers else ", and the vocabulary with capital letters"

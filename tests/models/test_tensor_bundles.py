@@ -195,10 +195,13 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: (path / "it.ckpt.index").write_bytes(table({b"": header(endianness=1)})),
         "the order of bytes of a big-endian machine",
     ),
-    "name in Latin-1": (
-        lambda path: (path / "it.ckpt.index").write_bytes(table({b"": header(), b"\xe9": entry(F32, [4], 0, 16, 0)})),
-        "the index is damaged: 'utf-8' codec",
-    ),
+    **{
+        f"name {name!r}": (
+            lambda path, name=name: (path / "it.ckpt.index").write_bytes(table({b"": header(), name: b""})),
+            "the name of a variable cannot be printed",
+        )
+        for name in (b"\xe9", b"a\n", b"\x1b[31m", "\u202e".encode())
+    },
     "long name": (index(**{"a" * 2000: entry(F32, [4], 0, 16, 0)}), "the index is damaged: a block is damaged"),
     "large index": (lambda path: os.truncate(path / "it.ckpt.index", MAX_BYTES + 1), "the index is too large"),
     "empty index": (lambda path: os.truncate(path / "it.ckpt.index", 0), "the end of the table is missing"),

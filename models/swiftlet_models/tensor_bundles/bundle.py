@@ -76,7 +76,7 @@ class Bundle:
         try:
             table = read_table(content)
             self._file_count = _read_header(table.pop(b"", b""))
-            self.entries = {name.decode(): _read_entry(entry) for name, entry in table.items()}
+            self.entries = {_read_name(name): _read_entry(entry) for name, entry in table.items()}
         except BundleError:
             raise
         except ValueError as error:
@@ -132,6 +132,14 @@ def _read_header(content: bytes) -> int:
     if fields.get(2, 0) != 0:
         raise BundleError("its numbers are in the order of bytes of a big-endian machine")
     return count
+
+
+def _read_name(content: bytes) -> str:
+    """Raises ValueError."""
+    name = content.decode(errors="replace")
+    if not name.isprintable() or "\ufffd" in name:
+        raise ValueError("the name of a variable cannot be printed.")
+    return name
 
 
 def _read_entry(content: bytes) -> Entry:
