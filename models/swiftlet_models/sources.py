@@ -50,7 +50,10 @@ OTHER_WEIGHTS: Final[Mapping[str, tuple[str, str]]] = {
     "onnx": _ONNX,
     "tf_model.h5": ("a checkpoint whose weights are tf_model.h5", f"{_TF.format('tf')} {_NEW}"),
     "flax_model.msgpack": ("a checkpoint whose weights are flax_model.msgpack", f"{_TF.format('flax')} {_NEW}"),
-    "*.index": ("the index of a checkpoint of TensorFlow without its data", "Copy its .data-00000-of-00001 beside it."),
+    "*.ckpt*.index": (
+        "the index of a checkpoint of TensorFlow without its data",
+        "Copy its .data-00000-of-00001 beside it.",
+    ),
     "*.gguf": ("a model in GGUF, which cannot be served", _SOURCE),
     "openvino_model.xml": ("a model of OpenVINO, which cannot be served", _SOURCE),
     "zero_to_fp32.py": (
