@@ -158,10 +158,9 @@ def bundle_errors(index: Path) -> Iterator[None]:
 
 def _open_bundle(index: Path, files: ExitStack) -> Weights:
     classes = read_config(index.with_name("config.json")).get("architectures")
-    generator = isinstance(classes, list) and str(classes[:1]).endswith("ForMaskedLM']")
     with bundle_errors(index):
         bundle = Bundle(index, lambda file: files.enter_context(file.open("rb", buffering=0)))
-        return read_variables(bundle, generator=generator)
+        return read_variables(bundle, generator=classes == ["ElectraForMaskedLM"])
 
 
 def _open_shards(index: Path, files: ExitStack, open_file: Callable[[Path, ExitStack], Weights]) -> Weights:

@@ -19,7 +19,7 @@ from swiftlet_models.checkpoint_tensors import ConversionError, bundle_errors, b
 from swiftlet_models.tensor_bundles.bundle import Bundle
 from swiftlet_models.tensor_bundles.variables import Network, network_of
 
-_CLASSES: Final[dict[Network, str]] = {
+_CLASSES: Final[Mapping[Network, str]] = {
     "albert": "Albert",
     "bert": "Bert",
     "electra": "Electra",
@@ -35,10 +35,8 @@ _IMPLIED: Final[Mapping[str, Mapping[str, Any]]] = {
         "normalization_type": "layer_norm",
     }
 }
-_TANH: Final = (
-    "albert",
-    "mobilebert",
-)  # whose code computes gelu with a tanh; that of BERT had erf when it was trained
+# Networks whose code computes gelu with tanh. That of BERT computed it with erf when BERT was trained.
+_TANH: Final = ("albert", "mobilebert")
 _SIZES: Final = {"hidden_size", "num_hidden_layers", "num_attention_heads"}  # in every configuration
 
 
@@ -48,7 +46,8 @@ def as_transformers(directory: Path, report: Callable[[str], None]) -> Path:
     The new directory holds links, and is removed when the process ends.
 
     Raises:
-        ConversionError: there are several checkpoints, or the configuration is missing.
+        ConversionError: the checkpoint is damaged, there are several, the configuration is missing, or no temporary
+            directory can be written.
     """
     if (directory / "config.json").is_file() or not sources.bundles(directory):
         return directory

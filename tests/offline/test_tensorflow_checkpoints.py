@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -109,7 +110,9 @@ CASES = [  # the first of each family is in the first tier
 ]
 
 
-@pytest.mark.parametrize(("name", "kind", "vocabulary", "named"), first_of_each(CASES, lambda case: (case[0], case[2])))
+@pytest.mark.parametrize(
+    ("name", "kind", "vocabulary", "named"), first_of_each(CASES, lambda case: (case[0].partition("-")[0], case[2]))
+)
 def test_directories_of_google_are_read_as_those_of_transformers(
     tmp_path: Path, draft: Import, name: str, kind: str, vocabulary: str, named: str
 ) -> None:
@@ -219,6 +222,25 @@ def test_configuration_is_not_guessed(tmp_path: Path, draft: Import, name: str |
     else:
         (directory / "bert_config.json").unlink()
     with pytest.raises(ModelError, match=f"the directory holds {message} beside the checkpoint of TensorFlow. Put"):
+        draft(directory)
+
+
+def test_damaged_index_is_refused(tmp_path: Path, draft: Import) -> None:
+    directory = release(tmp_path / "it", network("bert", "PreTraining"), "vocab.txt", "vocab.txt")
+    os.truncate(directory / "model.ckpt-best.index", 500)
+    with pytest.raises(ModelError, match=r"model.ckpt-best cannot be read: the index is damaged: the end of the table"):
+        draft(directory)
+    os.truncate(directory / "model.ckpt-best.index", 0)
+    with pytest.raises(ModelError, match=r"^model.ckpt-best.index is empty; download it once more\.$"):
+        draft(directory)
+
+
+def test_temporary_directory_that_cannot_be_written_is_told(
+    tmp_path: Path, draft: Import, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = release(tmp_path / "it", network("bert", "PreTraining"), "vocab.txt", "vocab.txt")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    with pytest.raises(ModelError, match=r"no temporary directory can be written \(No such file or directory\)\. Set"):
         draft(directory)
 
 
