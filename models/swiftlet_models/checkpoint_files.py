@@ -44,6 +44,7 @@ _WEIGHTS: Final = (
     (SAFETENSORS, f"{SAFETENSORS}.index.json", "model-*.safetensors"),
     (PICKLE, f"{PICKLE}.index.json", "pytorch_model-*.bin"),
     tuple(f"{name}{data}" for name in sources.ONNX for data in ("", "_data", ".data")),
+    ("*.index", "*.data-?????-of-?????"),  # of TensorFlow
 )
 
 # What to do, by the error of the hub's client.

@@ -1,4 +1,7 @@
-"""The tensors of a checkpoint of transformers, read when they are used: safetensors, a pickle, or an ONNX graph."""
+"""The tensors of a checkpoint of transformers, read when they are used.
+
+They are in safetensors, a pickle, an ONNX graph, or a tensor bundle of TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ from typing import IO, Any, Final
 from swiftlet_models.errors import ModelError
 from swiftlet_models.onnx_checkpoint import GraphError, open_graph
 from swiftlet_models.pickles import PickleError
-from swiftlet_models.sources import ONNX, JsonError, instead, read_json
+from swiftlet_models.sources import ONNX, JsonError, bundles, instead, read_config, read_json
+from swiftlet_models.tensor_bundles.bundle import INDEX, Bundle, BundleError
+from swiftlet_models.tensor_bundles.variables import read_variables
 from swiftlet_models.tensors import Weights
 from swiftlet_models.torch_pickle import File, open_torch
 from swiftlet_models.weights import read_header
@@ -49,6 +54,8 @@ def _find(directory: Path, names: tuple[str, str], files: ExitStack) -> Weights:
     for name in ONNX if names[0] == SAFETENSORS else ():
         if (directory / name).is_file():
             return _open_onnx(directory / name, files)
+    if names[0] == SAFETENSORS and bundles(directory):
+        return _open_bundle(bundle_of(directory), files)
     for name in names:
         if (directory / name).is_symlink():
             raise ConversionError(f"{name} is {instead(directory / name)}.")
@@ -121,6 +128,39 @@ def _open_onnx(file: Path, files: ExitStack) -> Weights:
             f"the weights in {file.name} cannot be read: {error}; give the checkpoint that it was exported from, or "
             "export that again without optimisation or quantisation."
         ) from None
+
+
+def bundle_of(directory: Path) -> Path:
+    """Returns the index of the tensor bundle in a directory. Raises ConversionError if there are several, or none."""
+    match bundles(directory):
+        case [prefix]:
+            return directory / f"{prefix}{INDEX}"
+        case [first, second, *_]:
+            raise ConversionError(
+                f"the directory holds several checkpoints of TensorFlow, {first} and {second}. Keep the files of one."
+            )
+    raise ConversionError("the directory holds no checkpoint of TensorFlow.")
+
+
+@contextmanager
+def bundle_errors(index: Path) -> Iterator[None]:
+    """Turns what a tensor bundle raises into a ConversionError."""
+    try:
+        yield
+    except (OSError, BundleError) as error:
+        if what := instead(index):
+            raise ConversionError(f"{index.name} is {what}.") from None
+        raise ConversionError(
+            f"the checkpoint of TensorFlow {index.name.removesuffix(INDEX)} cannot be read: {error}; download it once "
+            "more, or give one that the code of Google's BERT, ALBERT, MobileBERT or ELECTRA wrote."
+        ) from None
+
+
+def _open_bundle(index: Path, files: ExitStack) -> Weights:
+    classes = read_config(index.with_name("config.json")).get("architectures")
+    with bundle_errors(index):
+        bundle = Bundle(index, lambda file: files.enter_context(file.open("rb", buffering=0)))
+        return read_variables(bundle, generator=classes == ["ElectraForMaskedLM"])
 
 
 def _open_shards(index: Path, files: ExitStack, open_file: Callable[[Path, ExitStack], Weights]) -> Weights:

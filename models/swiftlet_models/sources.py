@@ -50,10 +50,9 @@ OTHER_WEIGHTS: Final[Mapping[str, tuple[str, str]]] = {
     "onnx": _ONNX,
     "tf_model.h5": ("a checkpoint whose weights are tf_model.h5", f"{_TF.format('tf')} {_NEW}"),
     "flax_model.msgpack": ("a checkpoint whose weights are flax_model.msgpack", f"{_TF.format('flax')} {_NEW}"),
-    "*.ckpt.index": (
-        "a checkpoint of TensorFlow 1",
-        "transformers 4 converts it: transformers.models.bert.convert_bert_original_tf_checkpoint_to_pytorch. Serve "
-        f"what that writes: {_NEW}",
+    "*.ckpt*.index": (
+        "the index of a checkpoint of TensorFlow without its data",
+        "Copy its .data-00000-of-00001 beside it.",
     ),
     "*.gguf": ("a model in GGUF, which cannot be served", _SOURCE),
     "openvino_model.xml": ("a model of OpenVINO, which cannot be served", _SOURCE),
@@ -68,6 +67,7 @@ OTHER_WEIGHTS: Final[Mapping[str, tuple[str, str]]] = {
     **dict.fromkeys(("*.ckpt", "*.pth", "*.pt", "*.ot"), _TORCH),
     **dict.fromkeys(("*.zip", "*.tar", "*.tar.gz", "*.tgz"), ("an archive", "Unpack it, and serve the directory.")),
 }
+_DATA: Final = re.compile(r"(.+)\.data-\d{5}-of-\d{5}")  # of a checkpoint of TensorFlow, beside its index
 STATIC: Final = "model2vec"  # the model_type of static embeddings, which are no checkpoint of transformers
 _STATE: Final = ("optimizer*", "scheduler*", "scaler*", "rng_state*")  # files that a Trainer writes beside weights
 
@@ -100,6 +100,8 @@ def identify(name: str) -> Source:
             return _directory(path)
         if path.is_file():
             return _file(path)
+        if path.parent.is_dir() and path.name in bundles(path.parent):  # as TensorFlow names it
+            return _weights_file(path)
     except OSError as error:
         return Source("other", f"a path that cannot be read ({error.strerror})", "Give another one.")
     if url := HUB_URL.fullmatch(name):
@@ -128,6 +130,12 @@ def labelling_of(directory: Path) -> Literal["gliner_config.json", "GLiClass"] |
     if (directory / GLINER).is_file():
         return GLINER
     return GLICLASS if read_config(directory / "config.json").get("model_type") == GLICLASS else None
+
+
+def bundles(directory: Path) -> list[str]:
+    """Returns the names of the checkpoints of TensorFlow in a directory, without the ends of their files' names."""
+    prefixes = {match[1] for file in directory.iterdir() if (match := _DATA.fullmatch(file.name))}
+    return sorted(prefix for prefix in prefixes if (directory / f"{prefix}.index").is_file())
 
 
 def named_head(config: Mapping[str, Any]) -> tuple[str, Head] | None:
@@ -164,6 +172,8 @@ def _directory(path: Path) -> Source:
         return Source("checkpoint", "a checkpoint of GLiNER", _serve(path))
     if "config.json" in names or "modules.json" in names:
         return _checkpoint(path, names)
+    if bundles(path):
+        return Source("checkpoint", "a checkpoint of TensorFlow", _serve(path))
     steps = sorted((int(match[1]), match[0]) for name in names if (match := STEP.fullmatch(name)))
     if steps:
         last = path / steps[-1][1]
@@ -182,7 +192,7 @@ def _directory(path: Path) -> Source:
 def _checkpoint(path: Path, names: set[str]) -> Source:
     if "modules.json" in names:
         return Source("checkpoint", "a model of sentence-transformers", _serve(path))
-    known = set(WEIGHTS) & names or any((path / name).is_file() for name in ONNX)
+    known = set(WEIGHTS) & names or any((path / name).is_file() for name in ONNX) or bundles(path)
     return (not known and _other_weights(names)) or Source("checkpoint", "a checkpoint of transformers", _serve(path))
 
 
@@ -194,10 +204,14 @@ def _other_weights(names: set[str]) -> Source | None:
 
 
 def _file(path: Path) -> Source:
-    if path.name in WEIGHTS:
-        return Source("other", "a file of weights", f"Give its directory. {_serve(path.parent)}")
+    if path.name in WEIGHTS or path.name.rpartition(".")[0] in bundles(path.parent):
+        return _weights_file(path)
     step = "Give the directory of an artifact, or of a checkpoint."
     return _other_weights({path.name}) or Source("other", "a file", step)
+
+
+def _weights_file(path: Path) -> Source:
+    return Source("other", "a file of weights", f"Give its directory. {_serve(path.parent)}")
 
 
 def _serve(source: Path | str) -> str:

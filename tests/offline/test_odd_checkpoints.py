@@ -32,6 +32,7 @@ from tests.goldens.cases import HERE
 from tests.support.checkpoints import SMALL, randomise
 from tests.support.drafts import answers, catch_drafts
 from tests.support.sentence_checkpoints import edit, save_encoder
+from tests.support.tensor_bundles import google_variables, write_bundle
 
 ROWS: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("odd_checkpoints.json").read_text("utf-8"))
 TEXTS = ["A warm film about bread.", "She sells bread, and he bakes it.", "서울의 봄"]
@@ -202,6 +203,12 @@ def adapter(**changes: Any) -> Make:
     return make
 
 
+def bundled(path: Path) -> None:
+    """Writes the weights as Google's code does."""
+    write_bundle(path / "bert_model.ckpt", google_variables("bert", load_file(path / "model.safetensors")))
+    (path / "model.safetensors").unlink()
+
+
 def trained(path: Path) -> None:
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
         torch.save({"step": 3}, path / name)
@@ -295,7 +302,11 @@ ODD: dict[str, Make] = {
     "int8 of bitsandbytes": several(config(quantization_config={"load_in_8bit": True}), altered(Tensor.char, QUERY)),
     "GPTQ": several(config(quantization_config={"quant_method": "gptq"}), renamed(lambda k: k.replace("y.w", "y.qw"))),
     "TensorFlow": instead("tf_model.h5"),
-    "TensorFlow 1": instead("bert_model.ckpt.index", "bert_model.ckpt.meta"),
+    "TensorFlow 1": bundled,
+    "TensorFlow 1 without its data": instead("bert_model.ckpt.index", "bert_model.ckpt.meta"),
+    "TensorFlow 1 whose download broke off": several(
+        bundled, lambda path: os.truncate(path / "bert_model.ckpt.data-00000-of-00001", 1000)
+    ),
     "Flax": instead("flax_model.msgpack"),
     "GGUF": instead("model-q8_0.gguf"),
     "OpenVINO": instead("openvino_model.xml", "openvino_model.bin"),
@@ -448,6 +459,7 @@ def classes(path: Path) -> Any:
 
 # Checkpoints that transformers reads otherwise or not at all, with the whole one whose answers they must give.
 LIKE_THE_BASE = {
+    "TensorFlow 1",
     "tensors named module. (DataParallel)",
     "tensors named _orig_mod.module. (torch.compile)",
     "config.json with a byte order mark",

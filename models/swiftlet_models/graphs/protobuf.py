@@ -1,4 +1,4 @@
-"""The wire format of protobuf, which ONNX files have: https://protobuf.dev/programming-guides/encoding."""
+"""The wire format of protobuf, which ONNX and TensorFlow use: https://protobuf.dev/programming-guides/encoding."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def message(value: int | range) -> range:
     return value
 
 
-def read_varints(content: mmap.mmap, span: range) -> Iterator[int]:
+def read_varints(content: mmap.mmap | bytes, span: range) -> Iterator[int]:
     """Yields the numbers of a span. Raises ValueError."""
     at = span.start
     while at < span.stop:
-        value, at = _read_varint(content, at, span.stop)
+        value, at = read_varint(content, at, span.stop)
         yield value
 
 
-def read_fields(content: mmap.mmap, span: range) -> Iterator[tuple[int, int | range]]:
+def read_fields(content: mmap.mmap | bytes, span: range) -> Iterator[tuple[int, int | range]]:
     """Yields the number and the value of each field of a message. A value with a length is the span of its bytes.
 
     Raises:
@@ -34,16 +34,16 @@ def read_fields(content: mmap.mmap, span: range) -> Iterator[tuple[int, int | ra
     while at < span.stop:
         if (count := count + 1) > MAX_FIELDS:
             raise ValueError("a message has too many fields.")
-        key, at = _read_varint(content, at, span.stop)
+        key, at = read_varint(content, at, span.stop)
         match key & 7:
             case 0:
-                value, at = _read_varint(content, at, span.stop)
+                value, at = read_varint(content, at, span.stop)
                 yield key >> 3, value
                 continue
             case 1:
                 size = 8
             case 2:
-                size, at = _read_varint(content, at, span.stop)
+                size, at = read_varint(content, at, span.stop)
             case 5:
                 size = 4
             case _:
@@ -54,7 +54,7 @@ def read_fields(content: mmap.mmap, span: range) -> Iterator[tuple[int, int | ra
         at += size
 
 
-def _read_varint(content: mmap.mmap, at: int, stop: int) -> tuple[int, int]:
+def read_varint(content: mmap.mmap | bytes, at: int, stop: int) -> tuple[int, int]:
     """Returns a number with 7 bits per byte, lowest first, and the offset of its end."""
     value = shift = 0
     while shift < 64:

@@ -27,6 +27,7 @@ from swiftlet_models.label_checkpoints import find_label_checkpoint
 from swiftlet_models.labelling import Head, LabellingError
 from swiftlet_models.parameters import configure
 from swiftlet_models.task_inference import infer_task
+from swiftlet_models.tensorflow_checkpoint import as_transformers
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError
@@ -86,6 +87,7 @@ def import_checkpoint(
     directory, origin = checkpoint_files.locate(source, revision)
     if refusal := sources.refusal(str(directory)):  # of a repository on the hub
         raise SetupError(refusal)
+    directory = as_transformers(directory, report)
     adapter = checkpoint_files.find_adapter(directory)
     if task is None:
         task = "embed" if pooling else infer_task(directory, source, adapter.settings if adapter else None)

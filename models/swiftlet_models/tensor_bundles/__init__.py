@@ -1,0 +1,1 @@
+"""Checkpoints in the format of TensorFlow, the tensor bundle, read without TensorFlow."""
