@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from loadtest.http_client import Client, ConnectionLost, Response, request_bytes
+from swiftlet_serve.http_client import Client, ConnectionLost, Response, request_bytes
 
 REQUEST = request_bytes("/a", b"{}")
 
