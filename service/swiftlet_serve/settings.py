@@ -126,6 +126,11 @@ class Settings(BaseSettings):
         description="File with the accepted API keys, one per line, as printed by `swiftlet key`. "
         "Unset: requests need no key.",
     )
+    receipt_key: Path | None = Field(
+        None,
+        description="PEM file with a private Ed25519 key that signs a receipt of each answer, in X-Receipt. "
+        "Needs the extra sign. Unset: no receipts.",
+    )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="Origins that may send requests from a browser (CORS), separated by commas. * allows all. "

@@ -29,10 +29,12 @@ class StandIn(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.seen.append((self.path, self.headers.get("authorization"), body))
-        status, answer = self.server.respond(body)
+        status, answer, *receipt = self.server.respond(body)
         content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("content-length", str(len(content)))
+        for content_of_header in receipt:
+            self.send_header("x-receipt", content_of_header)
         self.end_headers()
         self.wfile.write(content)
 

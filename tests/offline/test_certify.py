@@ -17,9 +17,10 @@ from swiftlet_models.artifact import CARD, CERTIFICATE, MANIFEST, SIGNATURE, WEI
 from swiftlet_serve.cli.main import main
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.offline import certificate
-from swiftlet_serve.offline.certificate import check_signature, comparisons, signing_key
+from swiftlet_serve.offline.certificate import check_signature, comparisons
 from swiftlet_serve.offline.import_checkpoint import import_checkpoint
 from swiftlet_serve.offline.release import Measure
+from swiftlet_serve.signing import signing_key
 from tests.support.artifacts import VOCABULARY
 from tests.support.checkpoints import SMALL, reference
 from tests.support.markdown import first_column, text_of

@@ -44,8 +44,9 @@ def certify(
     from swiftlet_serve.offline import certificate
     from swiftlet_serve.offline.certify import certify
     from swiftlet_serve.offline.release import Measure
+    from swiftlet_serve.signing import signing_key
 
-    key = certificate.signing_key(sign_key) if sign_key else None
+    key = signing_key(sign_key) if sign_key else None
     path = locate_one(model, model_cache)
     if data or not key or open_artifact(path).certificate() is None:
         named = model_source.parse_one(source or model)

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic_core import from_json
 
 from swiftlet_serve.errors import SetupError
+from swiftlet_serve.http.endpoints.receipts import HEADER
 from swiftlet_serve.http_client import Client, ConnectionLost, request_bytes
 
 MAX_RESPONSE_BYTES: Final = 1 << 26
@@ -24,6 +25,7 @@ class Reply(NamedTuple):
     outcome: str  # the status, or what there is instead of a response
     seconds: float = 0.0
     content: Any = None  # the body as plain JSON; None unless the status is 200
+    receipt: str = ""  # of a server of Swiftlet
 
 
 class Endpoint:
@@ -66,7 +68,7 @@ class Endpoint:
         if response.status != 200:
             return Reply(str(response.status))
         try:
-            return Reply("200", seconds, from_json(response.body))
+            return Reply("200", seconds, from_json(response.body), response.headers.get(HEADER.lower(), ""))
         except ValueError:
             return Reply(UNREADABLE)
 

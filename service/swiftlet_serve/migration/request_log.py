@@ -1,4 +1,4 @@
-"""The log of requests that is replayed: lines of JSON with `path`, `body` and, if it was recorded, `answer`."""
+"""The log of requests that is replayed: lines of JSON with `path` and `body`, and what was recorded."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class Entry(BaseModel):
     path: Annotated[str, Field(pattern=r"^/[!-~]*$", max_length=2048)]  # printable ASCII, which ends no header
     body: dict[str, Any]
     answer: Any = None
+    receipt: str = ""  # of the answer, if it has one
     line: int = 0  # of the log, from 1
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,20 +19,20 @@ from pydantic import TypeAdapter, ValidationError
 
 from swiftlet_models.artifact import CERTIFICATE, MANIFEST, SIGNATURE, Artifact
 from swiftlet_models.metrics import Score
-from swiftlet_serve import build_info, evaluation, extras
+from swiftlet_serve import build_info, evaluation
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.machine.cores import usable_cores
 from swiftlet_serve.offline.environment import processor
 from swiftlet_serve.offline.evaluate import Evaluation, agreement, summary
 from swiftlet_serve.offline.fidelity import Fidelity
 from swiftlet_serve.offline.int8_gate import loss_of
+from swiftlet_serve.signing import public_key
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 FORMAT: Final = 1
 BUILT_IN: Final = "built-in texts"
-NEW_KEY: Final = "Make one with openssl genpkey -algorithm ed25519 -out key.pem, and its public key with openssl pkey."
 
 
 @dataclass(frozen=True)
@@ -128,22 +128,6 @@ def sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def signing_key(file: Path) -> Ed25519PrivateKey:
-    """Reads a private key in PEM.
-
-    Raises:
-        SetupError: the file is not readable or no Ed25519 key, or the package cryptography is not installed.
-    """
-    extras.require("sign")
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-    key = _load(file, lambda content: load_pem_private_key(content, None))
-    if not isinstance(key, Ed25519PrivateKey):
-        raise SetupError(f"{file} is not a private Ed25519 key. {NEW_KEY}")
-    return key
-
-
 def sign(path: Path, key: Ed25519PrivateKey) -> None:
     """Signs the certificate of the artifact in `path`.
 
@@ -160,14 +144,9 @@ def check_signature(path: Path, key: Path) -> None:
         SetupError: the artifact has no signature, or one of another key or another certificate, the key is not readable
             or no Ed25519 key, or the package cryptography is not installed.
     """
-    extras.require("sign")
+    public = public_key(key)
     from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-    public = _load(key, load_pem_public_key)
-    if not isinstance(public, Ed25519PublicKey):
-        raise SetupError(f"{key} is not a public Ed25519 key. {NEW_KEY}")
     if not (path / SIGNATURE).is_file():
         raise SetupError(f"{path.name} is not signed. Sign it with swiftlet certify {path} --sign-key KEY.")
     try:
@@ -177,16 +156,6 @@ def check_signature(path: Path, key: Path) -> None:
             f"{path.name}: the owner of {key} did not sign this certificate. Fetch the artifact again from its source, "
             "or name the key of its signer."
         ) from None
-
-
-def _load(key: Path, load: Callable[[bytes], object]) -> object:
-    try:
-        return load(key.read_bytes())
-    except TypeError:
-        raise SetupError(f"{key} is encrypted. Decrypt it with openssl pkey -in {key} -out plain.pem.") from None
-    except Exception as error:  # of the file, or of any kind from the library
-        reason = error.strerror if isinstance(error, OSError) else "it is no key in PEM"
-        raise SetupError(f"The key {key} cannot be read: {reason}. {NEW_KEY}") from None
 
 
 def _replace(path: Path, name: str, content: bytes) -> None:
