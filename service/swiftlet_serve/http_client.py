@@ -118,10 +118,11 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         self._size += len(data)
-        if self._size > self._max_bytes:
+        if self._size <= self._max_bytes:
+            self._body.append(data)
+        elif self._response is not None and not self._response.done():
+            self._response.set_exception(ConnectionLost())  # at once, since a part of a body is no response
             self.close()
-            return
-        self._body.append(data)
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() >= 200:

@@ -128,6 +128,15 @@ def test_answers_are_compared_by_what_they_say(existing, candidate, kinds, agree
     assert [one.agreement.agrees for one in found] == agree
 
 
+def test_questions_with_names_may_come_in_any_order():
+    answers = system_one(0.8)["answers"]
+    found = compare(
+        read({"answers": answers}, several=False),
+        read({"answers": dict(reversed(answers.items()))}, several=False),
+    )
+    assert [one.agreement.agrees for one in found] == [True] * 3
+
+
 def test_answer_of_each_input_counts():
     found = compare(
         read([labels(0.9, 0.1), labels(0.9, 0.1)], several=True), read([labels(0.9), labels(0.1, 0.9)], several=True)

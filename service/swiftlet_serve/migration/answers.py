@@ -76,7 +76,7 @@ def _answers(response: Any, several: bool) -> Iterator[Answer]:
         case {"answers": list(answers)}:  # OpenAI's decisions
             yield from (_decision(answer, answer.get("name")) for answer in answers)
         case {"answers": dict(answers)}:  # System One
-            yield from (_decision(answer, name) for name, answer in answers.items())
+            yield from (_decision(answer, name) for name, answer in sorted(answers.items()))
         case {"data": list(data)}:  # OpenAI's embeddings, and vLLM's labels
             for item in sorted(data, key=lambda item: item["index"]):
                 yield _item(_vector(item["embedding"]) if "embedding" in item else _label(item))

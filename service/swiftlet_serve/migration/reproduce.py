@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from pydantic_core import to_json
 
@@ -38,7 +39,7 @@ async def _fault(entry: Entry, server: Endpoint, key: Ed25519PublicKey) -> str |
     except ValueError:
         return "its receipt is not signed with this key"
     body = to_json(entry.body)
-    if (known.path, known.request) != (entry.path, request_digest(body)):
+    if (known.path, known.request) != (unquote(entry.path), request_digest(body)):
         return "its receipt is of another request"
     reply = await server.ask(entry.path, body)
     if reply.content is None:
