@@ -136,12 +136,16 @@ def test_candidate_that_differs_may_not_take_over(log, respond, outcome):
     assert "Lines of the log with answers that differ: " in result.output
 
 
-def test_few_answers_prove_nothing(log):
+def test_few_or_slow_answers_are_not_enough(log):
     with service(right) as existing, service(right) as candidate:
         few = run("--log", log, "--existing", existing.url, "--candidate", candidate.url, "--limit", 9)
         none = run("--log", log, "--existing", "http://127.0.0.1:1", "--candidate", candidate.url, "--limit", 9)
 
     assert (few.exit_code, none.exit_code) == (1, 1)
+    with service(right) as existing, service(right) as candidate:
+        slow = run("--log", log, "--existing", existing.url, "--candidate", candidate.url, "--most-ms", 1e-6)
+    assert slow.exit_code == 1
+    assert "its p99 is above 1e-06 ms" in slow.output
     assert "| choice | 100.00 % | 70.08 to 100.00 % | 9 |" in few.output
     assert "no answer was compared" in none.output
     assert "no response: 9" in none.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sys
 from contextlib import nullcontext
@@ -49,6 +50,12 @@ class PriceType(click.ParamType[Any]):
     help="Minimum agreement of the candidate, from 0 to 1. The whole interval must lie above it.",
 )
 @click.option(
+    "--most-ms",
+    type=click.FloatRange(0, min_open=True),
+    default=math.inf,
+    help="Maximum p99 of the candidate's times, in milliseconds. Default: any.",
+)
+@click.option(
     "--concurrency", type=click.IntRange(1, 256), default=4, show_default=True, help="Requests at the same time."
 )
 @click.option(
@@ -76,6 +83,7 @@ def shadow(
     existing_price: Price | None,
     candidate_price: Price | None,
     least_agreement: float,
+    most_ms: float,
     concurrency: int,
     timeout_ms: int,
     limit: int | None,
@@ -113,10 +121,11 @@ def shadow(
             advance(report.candidate.outcomes.total(), total, "requests")
 
         asyncio.run(replay(islice(entries(log), limit), leaving, coming, concurrency, count))
-    told = "\n".join(lines(report, least_agreement, (existing_price, candidate_price), log.name))
+    objection = report.objection(least_agreement, most_ms)
+    told = "\n".join(lines(report, objection, (existing_price, candidate_price), log.name))
     if report_file is not None:
         report_file.write(f"{told}\n")
     click.echo(told)
     if data is not None:
         note(f"{data.rows} texts with labels are in {training_data}")
-    sys.exit(report.objection(least_agreement) is not None)
+    sys.exit(objection is not None)

@@ -102,31 +102,34 @@ class Report:
             if len(agreed) < len(found) and self.differing[-1:] != [pair.entry.line]:
                 self.differing.append(pair.entry.line)
 
-    def objection(self, least: float) -> str | None:
+    def objection(self, least: float, most_ms: float) -> str | None:
         """Returns why the candidate may not take over, or None if it may.
 
-        `least` is the least agreement, from 0 to 1. The interval of every kind of answers must lie above it.
+        Args:
+            least: the least agreement, from 0 to 1. The interval of every kind of answers must lie above it.
+            most_ms: the largest p99 of the candidate's times, in milliseconds.
         """
         if not self.kinds:
             return "no answer was compared."
         for name, kind in sorted(self.kinds.items()):
             if kind.agreement.low < 100 * least:
                 return f"its agreement may be below {100 * least:g} % (answers of the kind {name})."
+        if 1000 * percentile(self.candidate.seconds, 0.99) > most_ms:
+            return f"its p99 is above {most_ms:g} ms."
         return None
 
 
-def lines(report: Report, least: float, prices: tuple[Price | None, Price | None], log: str) -> Iterator[str]:
+def lines(report: Report, objection: str | None, prices: tuple[Price | None, Price | None], log: str) -> Iterator[str]:
     """Yields the report in Markdown.
 
     Args:
         report: what a replay found.
-        least: the limit of `Report.objection`.
+        objection: of the report.
         prices: of the existing endpoint and of the candidate.
         log: the name of the log.
     """
-    verdict = report.objection(least)
     yield f"# Replay of {log}\n"
-    yield "The candidate may take over.\n" if verdict is None else f"The candidate may not take over: {verdict}\n"
+    yield "The candidate may take over.\n" if objection is None else f"The candidate may not take over: {objection}\n"
     both = (report.existing, report.candidate)
     yield from _table(
         ("", "Existing", "Candidate"),
