@@ -132,7 +132,7 @@ def row(directory: Path, files: dict[str, Path], python: str, work: Path) -> lis
     }  # type: dict[str, Artifact]
     task = made["fp32"].manifest.task
     file = files.get(task, files["classify"])
-    texts = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    texts = [json.loads(line) for line in file.read_text("utf-8").rstrip("\n").split("\n")]
     command = [python, str(REFERENCE), str(directory), task, str(file)]
     lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
     fp32 = ours(made["fp32"], "onnx_cpu", texts)

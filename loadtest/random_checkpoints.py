@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--names", nargs="+", default=[*KINDS], choices=KINDS, metavar="NAME")
     arguments = parser.parse_args()
-    texts = [json.loads(line) for line in arguments.texts.read_text("utf-8").splitlines()]
+    texts = [json.loads(line) for line in arguments.texts.read_text("utf-8").rstrip("\n").split("\n")]
     for name in arguments.names:
         torch.manual_seed(0)
         config, head, settings = KINDS[name]

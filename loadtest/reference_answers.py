@@ -47,7 +47,7 @@ def pipeline(directory: str, task: str) -> Callable[[Any], Any]:
 
 def main() -> None:
     directory, task, file = sys.argv[1:]
-    texts = [json.loads(line) for line in Path(file).read_text("utf-8").splitlines()]
+    texts = [json.loads(line) for line in Path(file).read_text("utf-8").rstrip("\n").split("\n")]
     answers = vectors(directory, texts) if task == "embed" else map(pipeline(directory, task), texts)
     for answer in answers:
         print(json.dumps(answer, default=float))

@@ -59,7 +59,7 @@ SEEDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "/entities": {"inputs": [TEXT], "parameters": {"aggregation_strategy": "simple", "stride": 2}},
     "/fill-mask": {"inputs": ["A [MASK] film."], "parameters": {"top_k": 5, "targets": ["fine"]}},
     "/qa": {"inputs": {"question": "What?", "context": TEXT}, "parameters": {"top_k": 2, "doc_stride": 64}},
-    "/rerank": {"inputs": {"query": "What?", "texts": PASSAGES}, "parameters": {"top_k": 2}},
+    "/rerank": {"inputs": {"query": "What?", "texts": PASSAGES}, "parameters": {"top_n": 2, "return_documents": True}},
     "/score": {"inputs": [TEXT], "parameters": {"return_tokens": True}},
     "/zero-shot": {"inputs": [TEXT], "parameters": {"candidate_labels": ["good", "bad"], "multi_label": True}},
     "/batch": {"requests": [{"task": "classify", "inputs": TEXT}, {"task": "embed", "inputs": TEXT}]},
@@ -90,6 +90,10 @@ SEEDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "/v1/classify": {"model": "albert-sst2", "input": [TEXT]},
     "/predict": {"inputs": [[TEXT]], "truncate": False},
     "/embed_all": {"inputs": [TEXT]},
+    "/tokenize": {"inputs": [TEXT], "add_special_tokens": True},
+    "/decode": {"ids": [[2, 3]], "skip_special_tokens": True},
+    "/vertex": {"instances": [TEXT]},
+    "/invocations": {"inputs": [TEXT], "parameters": {"top_k": 2}},
     "/similarity": {"inputs": {"source_sentence": TEXT, "sentences": PASSAGES}},
 }
 
@@ -168,7 +172,8 @@ class Search:
         if not value:
             return value
         last = list(value)[-1] if isinstance(value, dict) else -1
-        count = min(choose(ITEMS), room // len(_dump(value[last])) + 1)
+        repeated = [value[last]] if isinstance(value, dict) else value
+        count = min(choose(ITEMS), room // max(len(_dump(one)) for one in repeated) + 1)
         if isinstance(value, dict):
             return value | {f"{last} {number}": value[last] for number in range(count)}
         return [value[number % len(value)] for number in range(count)]

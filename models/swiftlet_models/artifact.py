@@ -42,7 +42,7 @@ Precision = Literal["fp32", "bf16", "int8"]
 Pooling = Literal["cls", "last", "mean", "max"]
 PoolingOption = Literal["cls", "last", "mean", "max", "splade"]
 """What makes a checkpoint without a head an embedding model."""
-Dense = Literal["identity", "tanh"]
+Dense = Literal["identity", "tanh", "unit"]
 Output = Literal["dense", "sparse", "multi_vector"]
 Side = Literal["left", "right"]
 Scored = Literal["spans", "words", "text"]
@@ -136,7 +136,8 @@ class Embedding:
 
     pooling: Pooling  # of the tokens of a sequence; "cls" reads the positions in focus
     normalize: bool = False  # whether vectors have length 1 by default
-    dense: Dense | None = None  # the activation of the layer after pooling; None if there is no layer
+    dense: Dense | None = None
+    """The layer after pooling: its activation, or "unit" if it reads vectors of length 1. None without a layer."""
     prompts: Mapping[str, str] = field(default_factory=dict)  # texts to put in front of an input, by name
     default_prompt: str | None = None  # the name of the prompt that a request without `prompt_name` uses
     vector: bool = True  # whether there is a dense vector

@@ -1,8 +1,6 @@
 """Reads the tokenizer of a transformers checkpoint as a tokenizer of the `tokenizers` library.
 
-Ids and offsets equal `AutoTokenizer`'s in transformers 4.57.1 (`convert_slow_tokenizer.py`: `BertConverter`,
-`AlbertConverter`, `MPNetConverter`, `RobertaConverter`, `GPT2Converter`, `XLMRobertaConverter`, `CamembertConverter`,
-`DebertaV2Converter`).
+Ids and offsets equal `AutoTokenizer`'s in transformers 4.57.1. `tokenizer_classes.py` has the classes.
 A class that is not reproduced exactly is refused by its name.
 """
 
@@ -11,39 +9,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_args
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
 from swiftlet_models import added_tokens, sources
 from swiftlet_models.added_tokens import Declared, TokenizerError
 from swiftlet_models.artifact import Side
+from swiftlet_models.tokenizer_classes import CLASSES, MPNET, OWN_FILE, Class, Source, read_lines, read_vocabulary
 
 NO_LIMIT: Final = 1e20  # from here on, a length means none: transformers writes 1e30
 TOKENIZER_JSON: Final = "tokenizer.json"
 ADDED_TOKENS: Final = "added_tokens.json"
 SPECIAL_TOKENS: Final = "special_tokens_map.json"
-
-# The special tokens of each class, which a checkpoint may rename.
-_BERT: Final = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
-_ROBERTA: Final = {
-    "bos": "<s>",
-    "eos": "</s>",
-    "unk": "<unk>",
-    "sep": "</s>",
-    "pad": "<pad>",
-    "cls": "<s>",
-    "mask": "<mask>",
-}
-_MPNET: Final = _ROBERTA | {"unk": "[UNK]"}
-_ALBERT: Final = _BERT | {"bos": "[CLS]", "eos": "[SEP]", "unk": "<unk>", "pad": "<pad>"}
-_DEBERTA: Final = _BERT | {"bos": "[CLS]", "eos": "[SEP]"}
-_GPT2: Final = dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>")
-_AS_WRITTEN: Final = {"normalized": False}
-_CAMEMBERT_MORE: Final = ("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED")
 
 # Other classes whose fast form in transformers takes `tokenizer.json` as it is.
 _FILE_ONLY: Final = frozenset(
@@ -105,61 +86,9 @@ _COPY: Final = (
     "Copy the tokenizer's files into it from the model that was trained: AutoTokenizer.from_pretrained(MODEL)"
     ".save_pretrained(DIR)."
 )
-_OWN_FILE: Final = (
-    "If a tokenizer.json gives the same ids, put it into the directory and set tokenizer_class to "
-    "PreTrainedTokenizerFast."
-)
-
-
-@dataclass(frozen=True)
-class _Source:
-    """The vocabulary of a tokenizer, and its settings."""
-
-    path: Path
-    config: Mapping[str, Any]  # tokenizer_config.json
-    specials: Mapping[str, str]  # the special tokens by their role
-
-    def option(self, name: str, default: Any) -> Any:
-        """Returns a setting."""
-        return self.config.get(name, default)
-
-    def special(self, role: str, ids: Mapping[str, int]) -> tuple[str, int]:
-        """Returns a special token and its id.
-
-        Raises:
-            TokenizerError: the vocabulary lacks it.
-        """
-        token = self.specials[role]
-        if token not in ids:
-            raise TokenizerError(
-                f"{self.path.name} lacks the token {token}. Name its own as {role}_token in tokenizer_config.json."
-            )
-        return token, ids[token]
 
 
 T = TypeVar("T")
-_Reader = Callable[[_Source], tokenizers.Tokenizer]
-
-
-@dataclass(frozen=True)
-class _Class:
-    """A class of transformers, whose vocabulary a function reads."""
-
-    file: str
-    read: _Reader
-    specials: Mapping[str, str]
-    mask: Mapping[str, bool] = field(default_factory=dict)  # options of the mask token
-    more: tuple[str, ...] = ()
-
-    def defaults(self) -> Declared:
-        """Returns the special tokens of the class."""
-        named = {
-            role: AddedToken(
-                token, special=True, **({"normalized": False, **self.mask} if role == "mask" else _AS_WRITTEN)
-            )
-            for role, token in self.specials.items()
-        }
-        return Declared(named, [AddedToken(token, special=True, normalized=False) for token in self.more], {})
 
 
 class TokenizerFault(TokenizerError):
@@ -199,7 +128,7 @@ def read_directory(path: Path) -> tokenizers.Tokenizer:
         file = path / known.file
         _check_options(config, name)
     elif known is None and name != _GENERIC and (name not in _FILE_ONLY or not file.is_file()):
-        without, step = (f" without {TOKENIZER_JSON}", _SAVE) if name in _FILE_ONLY else ("", _OWN_FILE)
+        without, step = (f" without {TOKENIZER_JSON}", _SAVE) if name in _FILE_ONLY else ("", OWN_FILE)
         raise TokenizerError(f"the tokenizer class {name}Tokenizer is not supported{without}. {step}")
     if not file.is_file():
         files = " or ".join(dict.fromkeys([TOKENIZER_JSON, file.name]))
@@ -249,7 +178,7 @@ def _check_code(config: Mapping[str, Any], network: Mapping[str, Any]) -> None:
     if classes:
         names = ", ".join(str(name) for name in (classes if isinstance(classes, list) else [classes]) if name)
         raise TokenizerError(
-            f"auto_map names the tokenizer {names}, which is code of the checkpoint and is not run. {_OWN_FILE} "
+            f"auto_map names the tokenizer {names}, which is code of the checkpoint and is not run. {OWN_FILE} "
             "Then remove auto_map."
         )
 
@@ -278,21 +207,21 @@ def _guess(path: Path) -> str:
     if file is None:
         raise TokenizerError(f"{path.name} holds none of {', '.join(_BY_FILE)}. {_COPY}")
     name = _BY_FILE[file]
-    if name == "Bert" and _read(lambda: _lines(path / file), path / file).keys() >= {*_MPNET.values()}:
+    if name == "Bert" and _read(lambda: read_lines(path / file), path / file).keys() >= {*MPNET.values()}:
         return "MPNet"  # which has BERT's special tokens, too, as common tokens
-    if name == "Roberta" and "</s>" not in _read(lambda: _vocabulary(path / file), path / file):
+    if name == "Roberta" and "</s>" not in _read(lambda: read_vocabulary(path / file), path / file):
         return "GPT2"
     return name
 
 
-def _build(folder: Path, file: Path, config: dict[str, Any], name: str, known: _Class | None) -> tokenizers.Tokenizer:
+def _build(folder: Path, file: Path, config: dict[str, Any], name: str, known: Class | None) -> tokenizers.Tokenizer:
     tokens = added_tokens.declared(
         config,
         _read_config(folder / SPECIAL_TOKENS),
         _read_config(folder / ADDED_TOKENS),
         known.defaults() if known else Declared({}, (), {}),
     )
-    source = _Source(file, config, tokens.names())
+    source = Source(file, config, tokens.names())
     if known is None or file.name == TOKENIZER_JSON:
         tokenizer = _from_tokenizer_json(source, name)
     else:
@@ -308,7 +237,7 @@ def _read(read: Callable[[], T], path: Path) -> T:
         raise
     except BaseException as error:  # the library raises bare Exception for any invalid file, or panics
         what = "not in UTF-8; save it in that encoding" if isinstance(error, UnicodeError) else sources.instead(path)
-        reason = f"it is {what}." if what else error
+        reason = f"it is {what}." if what else f"{str(error).rstrip('.')}. Download it once more."
         raise TokenizerError(f"{path.name} cannot be read as a tokenizer: {reason}") from error
 
 
@@ -324,19 +253,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _lines(path: Path) -> dict[str, int]:
-    """Reads a vocabulary with one token per line."""
-    with path.open(encoding="utf-8") as lines:
-        return {line.rstrip("\n"): index for index, line in enumerate(lines)}
-
-
-def _vocabulary(path: Path) -> dict[str, int]:
-    """Reads a vocabulary in JSON."""
-    vocab: dict[str, int] = json.loads(path.read_text("utf-8"))
-    return vocab
-
-
-def _from_tokenizer_json(source: _Source, name: str) -> tokenizers.Tokenizer:
+def _from_tokenizer_json(source: Source, name: str) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer.from_file(str(source.path))
     # As in transformers, the configuration overrides the file.
     normalizer, pre_tokenizer, processor = tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.post_processor
@@ -355,7 +272,7 @@ def _from_tokenizer_json(source: _Source, name: str) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _check_ends(tokenizer: tokenizers.Tokenizer, source: _Source) -> None:
+def _check_ends(tokenizer: tokenizers.Tokenizer, source: Source) -> None:
     """Refuses a file whose special tokens around a text are not those of the options.
 
     transformers 4 follows the options, and version 5 the file. What version 5 wrote names its `backend`.
@@ -380,225 +297,8 @@ def _check_ends(tokenizer: tokenizers.Tokenizer, source: _Source) -> None:
     if file != json.loads(tokenizer.to_str())["post_processor"]:
         raise TokenizerError(
             "tokenizer.json puts other special tokens around a text than add_bos_token and add_eos_token in "
-            f"tokenizer_config.json say, and versions of transformers differ. {_OWN_FILE}"
+            f"tokenizer_config.json say, and versions of transformers differ. {OWN_FILE}"
         )
-
-
-def _from_vocab(source: _Source) -> tokenizers.Tokenizer:
-    """Reads a WordPiece vocabulary. Equals `BertConverter` of transformers."""
-    return _word_pieces(source, single="$CLS:0 $A:0 $SEP:0", pair="$CLS:0 $A:0 $SEP:0 $B:1 $SEP:1")
-
-
-def _from_mpnet_vocab(source: _Source) -> tokenizers.Tokenizer:
-    """Reads a WordPiece vocabulary. Equals `MPNetConverter` of transformers: a pair has two separators."""
-    return _word_pieces(source, single="$CLS:0 $A:0 $SEP:0", pair="$CLS:0 $A:0 $SEP:0 $SEP:0 $B:1 $SEP:1")
-
-
-def _word_pieces(source: _Source, single: str, pair: str) -> tokenizers.Tokenizer:
-    vocab = _lines(source.path)
-    unknown, _ = source.special("unk", vocab)
-    cls, sep = source.special("cls", vocab), source.special("sep", vocab)
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token=unknown))
-    tokenizer.normalizer = normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=source.option("tokenize_chinese_chars", True),
-        strip_accents=source.option("strip_accents", None),  # None: only with lower-casing
-        lowercase=source.option("do_lower_case", True),
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece(prefix="##")
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=single.replace("$CLS", cls[0]).replace("$SEP", sep[0]),
-        pair=pair.replace("$CLS", cls[0]).replace("$SEP", sep[0]),
-        special_tokens=[cls, sep],
-    )
-    return tokenizer
-
-
-def _from_merges(source: _Source) -> tokenizers.Tokenizer:
-    """Reads a byte-level BPE: `vocab.json` and its `merges.txt`."""
-    merges = source.path.with_name("merges.txt")
-    if not merges.is_file():
-        raise TokenizerError(f"{source.path.name} has no {merges.name} beside it.")
-    vocab = _vocabulary(source.path)
-    if any(token.endswith("</w>") for token in vocab):
-        raise TokenizerError(
-            f"{source.path.name} holds a BPE whose words end in </w>, which is not byte-level. {_OWN_FILE}"
-        )
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(source.path), str(merges)))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(source.option("add_prefix_space", False)))
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
-
-
-def _from_roberta(source: _Source) -> tokenizers.Tokenizer:
-    """Reads a byte-level BPE, with special tokens around a text. Equals `RobertaConverter` of transformers."""
-    tokenizer = _from_merges(source)
-    ids = tokenizer.get_vocab()
-    tokenizer.post_processor = processors.RobertaProcessing(
-        source.special("sep", ids),
-        source.special("cls", ids),
-        trim_offsets=source.option("trim_offsets", True),
-        add_prefix_space=bool(source.option("add_prefix_space", False)),
-    )
-    return tokenizer
-
-
-def _from_gpt2(source: _Source) -> tokenizers.Tokenizer:
-    """Reads a byte-level BPE. Equals `GPT2Converter` of transformers: nothing surrounds a text."""
-    tokenizer = _from_merges(source)
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    return tokenizer
-
-
-def _from_fairseq(source: _Source, *, is_camembert: bool = False) -> tokenizers.Tokenizer:
-    """Reads a SentencePiece unigram model whose ids are shifted, because fairseq had special tokens of its own."""
-    proto = _read_unigram(source.path)
-    own: list[tuple[str, float]] = [(piece.piece, piece.score) for piece in proto.pieces]
-    head: list[tuple[str, float]] = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")]
-    if is_camembert:
-        head = [("<s>NOTUSED", 0.0), head[1], ("</s>NOTUSED", 0.0), head[3], ("<unk>NOTUSED", -100.0)]
-        pieces = [*head, *own[1:], ("<mask>", 0.0)]
-    else:
-        pieces = [*head, *own[3:], ("<mask>", 0.0)]
-    ids = {piece: index for index, (piece, _) in enumerate(pieces)}
-    for token in ("<s>", "</s>"):
-        if token not in ids:
-            raise TokenizerError(f"{source.path.name} lacks the piece {token}.")
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, ids["<unk>"]))
-    charsmap = proto.normalizer_spec.precompiled_charsmap
-    tokenizer.normalizer = normalizers.Sequence(
-        [
-            *([normalizers.Precompiled(charsmap)] if charsmap else []),
-            normalizers.Strip(left=False, right=True),
-            normalizers.Replace(Regex(" {2,}"), "▁"),
-        ]
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
-    tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>",
-        pair="<s> $A </s> </s> $B </s>",
-        special_tokens=[(token, ids[token]) for token in ("<s>", "</s>")],
-    )
-    user_defined = [piece.piece for piece in proto.pieces if piece.type == proto.SentencePiece.USER_DEFINED]
-    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in user_defined])
-    return tokenizer
-
-
-def _from_camembert(source: _Source) -> tokenizers.Tokenizer:
-    return _from_fairseq(source, is_camembert=True)
-
-
-def _read_unigram(path: Path) -> Any:
-    """Reads the message of a SentencePiece unigram model.
-
-    Raises:
-        TokenizerError: it is a model of another kind, or the package that reads it is not installed.
-    """
-    try:
-        from sentencepiece import sentencepiece_model_pb2
-    except ModuleNotFoundError:
-        raise TokenizerError(
-            f"{path.name} needs the packages sentencepiece and protobuf. Run: pip install sentencepiece protobuf. Or "
-            "save a tokenizer.json: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of transformers."
-        ) from None
-
-    proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]  # generated at run time
-    proto.ParseFromString(path.read_bytes())
-    if proto.trainer_spec.model_type != proto.trainer_spec.UNIGRAM:
-        raise TokenizerError(f"{path.name} is not a unigram model.")
-    return proto
-
-
-def _from_sentencepiece(source: _Source) -> tokenizers.Tokenizer:
-    """Reads a SentencePiece unigram model. Equals `AlbertConverter` of transformers 4.57.1.
-
-    The tokenizers of transformers 5.x drop a single `▁` before a user-defined symbol. SentencePiece itself, which
-    trained ALBERT's vocabulary, keeps it.
-    """
-    proto = _read_unigram(source.path)
-    pieces = [(piece.piece, _albert_score(piece.piece, piece.score)) for piece in proto.pieces]
-    ids = {piece: index for index, (piece, _) in enumerate(pieces)}
-    for token in ("[CLS]", "[SEP]"):
-        if token not in ids:
-            raise TokenizerError(f"{source.path.name} lacks the piece {token}.")
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, proto.trainer_spec.unk_id))
-    tokenizer.normalizer = _albert_normalizer(source, proto.normalizer_spec.precompiled_charsmap)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
-    tokenizer.post_processor = _template(ids["[CLS]"], ids["[SEP]"])
-    tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
-    control, user_defined = proto.SentencePiece.CONTROL, proto.SentencePiece.USER_DEFINED
-    tokenizer.add_tokens(
-        [
-            # The mask token includes the space before it.
-            AddedToken(p.piece, normalized=False, special=p.type == control, lstrip=p.piece == "[MASK]")
-            for p in proto.pieces
-            if p.type in (control, user_defined)
-        ]
-    )
-    return tokenizer
-
-
-def _from_deberta(source: _Source) -> tokenizers.Tokenizer:
-    """Reads a SentencePiece unigram model. Equals `DebertaV2Converter` of transformers 4.57.1."""
-    proto = _read_unigram(source.path)
-    pieces = [(piece.piece, piece.score) for piece in proto.pieces]
-    ids = {piece: index for index, (piece, _) in enumerate(pieces)}
-    (cls, first), (sep, last) = source.special("cls", ids), source.special("sep", ids)
-    charsmap = proto.normalizer_spec.precompiled_charsmap
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, proto.trainer_spec.unk_id))
-    tokenizer.normalizer = normalizers.Sequence(
-        [
-            *([normalizers.Lowercase()] if source.option("do_lower_case", False) else []),
-            normalizers.Strip(),
-            *([normalizers.Precompiled(charsmap)] if charsmap else []),
-            normalizers.Replace(Regex(" {2,}"), " "),
-        ]
-    )
-    split = [pre_tokenizers.Punctuation("isolated")] if source.option("split_by_punct", False) else []
-    words = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*split, words])
-    tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{cls}:0 $A:0 {sep}:0",
-        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
-        special_tokens=[(cls, first), (sep, last)],
-    )
-    control, user_defined = proto.SentencePiece.CONTROL, proto.SentencePiece.USER_DEFINED
-    tokenizer.add_tokens(
-        [
-            AddedToken(piece.piece, normalized=False, special=piece.type == control)
-            for piece in proto.pieces
-            if piece.type in (control, user_defined)
-        ]
-    )
-    return tokenizer
-
-
-def _albert_score(piece: str, score: float) -> float:
-    """Penalises pieces such as `9,`, because ALBERT separates a number from the comma after it."""
-    return score - 100 if len(piece) > 1 and piece[-1] == "," and piece[-2].isdigit() else score
-
-
-def _albert_normalizer(source: _Source, charsmap: bytes) -> normalizers.Normalizer:
-    steps: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
-    if not source.option("keep_accents", False):
-        steps += [normalizers.NFKD(), normalizers.StripAccents()]
-    if source.option("do_lower_case", True):
-        steps.append(normalizers.Lowercase())
-    if charsmap:
-        steps.append(normalizers.Precompiled(charsmap))
-    steps.append(normalizers.Replace(Regex(" {2,}"), " "))
-    return normalizers.Sequence(steps)
-
-
-def _template(cls: int, sep: int) -> processors.PostProcessor:
-    return processors.TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0",
-        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", cls), ("[SEP]", sep)],
-    )
 
 
 def _with_cleanup(decoder: decoders.Decoder) -> decoders.Decoder:
@@ -608,20 +308,6 @@ def _with_cleanup(decoder: decoders.Decoder) -> decoders.Decoder:
     return decoders.Sequence([decoder, decoders.Fuse(), *replacements])
 
 
-_SPACE_BEFORE: Final = {"lstrip": True}  # the mask token includes it
-CLASSES: Final[Mapping[str, _Class]] = {
-    "Bert": _Class("vocab.txt", _from_vocab, _BERT),
-    "DistilBert": _Class("vocab.txt", _from_vocab, _BERT),
-    "Electra": _Class("vocab.txt", _from_vocab, _BERT),
-    "MobileBert": _Class("vocab.txt", _from_vocab, _BERT),
-    "MPNet": _Class("vocab.txt", _from_mpnet_vocab, _MPNET, _SPACE_BEFORE),
-    "Albert": _Class("spiece.model", _from_sentencepiece, _ALBERT, _SPACE_BEFORE),
-    "DebertaV2": _Class("spm.model", _from_deberta, _DEBERTA),
-    "Roberta": _Class("vocab.json", _from_roberta, _ROBERTA, _SPACE_BEFORE),
-    "GPT2": _Class("vocab.json", _from_gpt2, _GPT2),
-    "XLMRoberta": _Class("sentencepiece.bpe.model", _from_fairseq, _ROBERTA, _SPACE_BEFORE | {"normalized": True}),
-    "Camembert": _Class("sentencepiece.bpe.model", _from_camembert, _ROBERTA, _SPACE_BEFORE, _CAMEMBERT_MORE),
-}
 _BY_FILE: Final = {
     TOKENIZER_JSON: _GENERIC,
     **{CLASSES[name].file: name for name in ("Bert", "Albert", "Roberta", "XLMRoberta")},

@@ -1,7 +1,7 @@
 """Converts checkpoints of transformers exactly, or rejects them.
 
-A source is a directory that `save_pretrained` wrote, or the id of a Hugging Face hub repository. The conversion uses
-every tensor or lists it as ignored, checks every shape, and rejects by name each setting that it does not implement.
+The conversion uses every tensor or lists it as ignored, checks every shape, and rejects by name each setting that it
+does not implement.
 """
 
 from __future__ import annotations
@@ -18,48 +18,12 @@ from typing import Any, Final
 import numpy as np
 
 from swiftlet_models import architectures, sources
-from swiftlet_models.adapters import ADAPTER, TENSORS, Adapter, is_adapter, read_adapter
+from swiftlet_models.adapters import Adapter
 from swiftlet_models.artifact import Embedding, Head, Outputs, Problem
-from swiftlet_models.checkpoint_tensors import PICKLE, SAFETENSORS, ConversionError, open_tensors, read_object
+from swiftlet_models.checkpoint_tensors import ConversionError, open_tensors, read_object
 from swiftlet_models.label_checkpoints import LabelCheckpoint
 from swiftlet_models.parameters import ParametersError, Sizes, check_sizes, configure, expected_parameters
 from swiftlet_models.tensors import Matrix, Weights, are_equal, in_parts, is_finite
-
-TOKENIZER_FILES: Final = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.txt",
-    "spiece.model",
-    "spm.model",
-    "vocab.json",
-    "merges.txt",
-    "sentencepiece.bpe.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-)
-# The only files that are downloaded from a hub repository, with the first of `_WEIGHTS` that it has.
-HUB_FILES: Final = (
-    "config.json",
-    sources.GLINER,
-    "README.md",  # the model card, which names the languages
-    "modules.json",  # of sentence-transformers, as are the next three
-    "config_sentence_transformers.json",
-    "sentence_*_config.json",
-    "[0-9]_*/*",
-    "sparse_linear.pt",  # of bge-m3, as is the next one
-    "colbert_linear.pt",
-    "artifact.metadata",  # of Stanford's ColBERT
-    "config_setfit.json",
-    "model_head.pkl",  # of SetFit
-    ADAPTER,
-    *TENSORS,
-    *TOKENIZER_FILES,
-)
-_WEIGHTS: Final = (
-    (SAFETENSORS, f"{SAFETENSORS}.index.json", "model-*.safetensors"),
-    (PICKLE, f"{PICKLE}.index.json", "pytorch_model-*.bin"),
-    tuple(f"{name}{data}" for name in sources.ONNX for data in ("", "_data", ".data")),
-)
 
 # Parameter names in checkpoints converted from TensorFlow.
 _OLD_NAMES: Final = ((r"\.gamma$", ".weight"), (r"\.beta$", ".bias"))
@@ -80,18 +44,8 @@ _TOKEN_CLASSIFIER: Final = "ForTokenClassification"  # noqa: S105  # the end of 
 # Tensors that repeat a parameter which the heads of language models have once here.
 _TIED: Final = {"head.decoder.weight": "encoder.embeddings.word.weight", "head.decoder.bias": "head.bias"}
 
-# What to do, by the error of the hub's client.
-_HUB: Final = {
-    "GatedRepoError": "accept its terms on the hub, and set HF_TOKEN",
-    "RepositoryNotFoundError": "there is no such repository, or it is private; check the name, or set HF_TOKEN",
-    "RevisionNotFoundError": "it has no such revision",
-    "LocalEntryNotFoundError": (
-        "the hub cannot be reached, or HF_HUB_OFFLINE is set; copy the files here, and name their directory"
-    ),
-}
-_BROKEN_OFF: Final = "the download broke off; start again, and it goes on where it ended"
-
 MAX_LABELS: Final = 1 << 20  # that a configuration may ask for without naming them
+_SAVED_WITH: Final = "Take the config.json that was saved with these weights"
 _WRITE_LABELS: Final = 'Write all of them: "id2label": {"0": "NAME", "1": "NAME"}.'
 
 # Settings that tell that the tensors are not those of the network, with the next step.
@@ -129,65 +83,6 @@ class ConvertedCheckpoint:
     def network(self) -> tuple[str, Mapping[str, Any], Head, int, Embedding | None]:
         """The description of the network, as `heads.build` takes it."""
         return self.architecture, self.config, self.head, self.width, self.embedding
-
-
-def locate(source: str, revision: str | None = None) -> tuple[Path, dict[str, Any]]:
-    """Returns the directory of a source, and its origin for the manifest.
-
-    A source that is not a directory is a hub id. It is read from the local cache, or downloaded. The origin records the
-    commit, so that the same command gives the same artifact again.
-
-    Raises:
-        ConversionError: the source is not a directory, and the repository cannot be reached.
-    """
-    directory = Path(source)
-    if directory.is_dir():
-        return directory, {"directory": directory.resolve().name}
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-    except ModuleNotFoundError:
-        raise ConversionError(
-            f"{source!r} is no directory, and names of the hub need the package huggingface-hub. Download the "
-            "repository elsewhere (hf download NAME --local-dir DIR), and name its directory."
-        ) from None
-
-    try:
-        for weights in _WEIGHTS:
-            files = [*HUB_FILES, *weights]
-            try:
-                path = Path(snapshot_download(source, revision=revision, allow_patterns=files, local_files_only=True))
-            except LocalEntryNotFoundError:
-                path = Path(snapshot_download(source, revision=revision, allow_patterns=files))
-            if any((path / name).exists() for name in (*weights, *TENSORS)):
-                break
-    except HFValidationError:
-        raise ConversionError(f"{source!r} is neither a directory nor a valid hub id.") from None
-    except Exception as error:  # of any of the clients of HTTP that versions of the package use
-        known = [_HUB[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _HUB]
-        full = isinstance(error, OSError) and error.errno and f"{error.strerror}; set HF_HOME to another directory"
-        reason = known[0] if known else full or f"{_BROKEN_OFF} ({type(error).__name__})"
-        raise ConversionError(f"{source!r} is not in the local cache and cannot be downloaded: {reason}.") from None
-    return path, {"hub": source, "revision": path.name}  # the directory of a snapshot has the name of its commit
-
-
-def files(directory: Path) -> list[Path]:
-    """Returns the files of a checkpoint that a conversion may read, sorted: its weights in the form that is read."""
-
-    def matching(patterns: Sequence[str]) -> set[Path]:
-        return {file for pattern in patterns for file in directory.glob(pattern) if file.is_file()}
-
-    weights = next(filter(None, map(matching, _WEIGHTS)), set())
-    return sorted(matching(HUB_FILES) | weights)
-
-
-def find_adapter(directory: Path) -> Adapter | None:
-    """Returns the adapter in a directory, with its base; None if the directory holds no adapter.
-
-    Raises:
-        ConversionError: as `read_adapter` and `locate`.
-    """
-    return read_adapter(directory, locate) if is_adapter(directory) else None
 
 
 @contextmanager
@@ -395,7 +290,7 @@ class _Checkpoint:
                     shapes[table] = width, self.config.hidden_size
                 expected, sizes = expected_parameters(self.config, shapes, self.head, embedding)
         except ParametersError as error:
-            raise ConversionError(f"the weights do not fit config.json: {error}.") from None
+            raise ConversionError(f"the weights do not fit config.json: {error}. {_SAVED_WITH}.") from None
         for parameter in [name for name in self.weights if name not in expected]:
             self.leave_out(parameter, encoder_only=encoder_only)
         for parameter, shape in expected.items():
@@ -414,7 +309,7 @@ class _Checkpoint:
         try:
             check_sizes(self.config, sizes)
         except ParametersError as error:
-            raise ConversionError(f"the weights do not fit config.json: {error}.") from None
+            raise ConversionError(f"the weights do not fit config.json: {error}. {_SAVED_WITH}.") from None
         positions = shapes.get("encoder.embeddings.position.weight", ())[:1]
         if positions not in ((), (stated := getattr(self.config, "max_position_embeddings", None),)):
             raise ConversionError(
@@ -466,7 +361,10 @@ class _Checkpoint:
         name, tensor = self.names[parameter], self.weights[parameter]
         is_known = parameter in _TIED or any(re.search(pattern, parameter) for pattern in self.unread)
         if math.prod(tensor.shape) and not is_known and not (encoder_only and parameter.startswith("head.")):
-            raise ConversionError(f"the tensor {name} is not part of {self.architecture}.")
+            raise ConversionError(
+                f"the tensor {name} is not part of {self.architecture} as config.json describes it. {_SAVED_WITH}, or "
+                "save the model without what was added to it."
+            )
         self.ignored.append(name)
         if parameter not in _TIED:
             del self.weights[parameter]
@@ -474,7 +372,7 @@ class _Checkpoint:
     def check_tensor(self, parameter: str, shape: tuple[int, ...]) -> None:
         name, tensor = self.names.get(parameter, parameter), self.weights[parameter]
         if tensor.shape != shape:
-            raise ConversionError(f"the tensor {name} has shape {tensor.shape}, not {shape}.")
+            raise ConversionError(f"the tensor {name} has shape {tensor.shape}, not {shape}. {_SAVED_WITH}.")
         if tensor.dtype.kind != "f":
             raise ConversionError(f"the tensor {name} holds no floating-point numbers. Save it before it is quantised.")
         if not is_finite(tensor):

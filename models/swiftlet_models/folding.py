@@ -19,7 +19,8 @@ A network can be folded whole, or in two parts: its trunk, which is the encoder,
 states that the trunk has computed. Heads of one trunk then share its work (`swiftlet_models/trunks.py`).
 
 `Folded.program` are the steps. `Folded.products` are (N, K) with a bias (N,), `vectors` all other parameters, and
-`words` the word table (V, E). I is the number of a layer and J the number of a feed-forward network:
+`words` the word table (V, E). I is the number of a layer and J the number of a feed-forward network. Layers that share
+their attention or their feed-forward networks share its number:
 
     embeddings.position, .token_type and .projection (if there is one), .norm (LayerNorm only)
     rotation.THETA (P, D), relative_rows (2 P - 1,), and layers.I.relative_key, .relative_query (R, C): see `program`
@@ -39,7 +40,7 @@ two vectors, `weight` and `bias`, or the first alone (RMSNorm).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final, Literal
@@ -82,6 +83,7 @@ from swiftlet_models.tensors import Computed, Matrix, Weights
 Array = NDArray[np.floating[Any]]
 
 Part = Literal["network", "trunk", "head"]
+UNIT_EPSILON: Final = 1e-24  # of the mean square of a vector: no vector that a network computes is so short
 MULTIPLE: Final = 16  # the native engine needs widths that are multiples of its widest vector, 16 floats
 
 
@@ -320,8 +322,14 @@ class _Network:
         for part in dict.fromkeys(replace(part, window=None) for part in self.traits.attention if part.theta):
             self.vectors[_rotation(part.theta)] = part.turns(self.sizes.positions, self.depth)
 
-    def take_layer(self, name: str, source: str) -> None:
-        self.take_attention(name, source)
+    def take_layers(self, layers: Sequence[str], take: Callable[[str, str], None]) -> list[str]:
+        """Takes a part of each distinct layer once. Returns the new name of each layer."""
+        names = {layer: f"layers.{i}." for i, layer in enumerate(dict.fromkeys(layers))}
+        for layer, name in names.items():
+            take(name, f"encoder.{layer}.")
+        return [names[layer] for layer in layers]
+
+    def take_feed_forward(self, name: str, source: str) -> None:
         for j, network in enumerate(self.traits.feed_forward):
             to = f"{name}feed_forward.{j}."
             inner = [self.product(source + part) for part in (network.gate, network.inner) if part]
@@ -329,11 +337,11 @@ class _Network:
             if self.norm_first:
                 self.take_norm(to + "norm", source + network.norm)
             self.take_residual_product(to + "outer", source, network.outer, network.norm)
-        if self.traits.bottleneck:
-            self.take_residual_product(name + "leave", source, "leave", "leave_norm")
 
     def take_attention(self, name: str, source: str) -> None:
         bottleneck = self.traits.bottleneck
+        if bottleneck:
+            self.take_residual_product(name + "leave", source, "leave", "leave_norm")
         query, key, value = (self.product(source + part) for part in ("query", "key", "value"))
         if self.kept:
             for inner in filter(None, {self.kept.residual, self.kept.query_key, self.kept.value}):
@@ -407,11 +415,10 @@ class _Network:
             self.vectors["relative_rows"] = traits.relative.rows(self.sizes.positions).astype(np.float32)
         self.take_rotations()
         self.blocks.append(Block(tuple(self.embeddings())))
-        names = list(dict.fromkeys(traits.layers))  # of distinct layers
-        for i, name in enumerate(names):
-            self.take_layer(f"layers.{i}.", f"encoder.{name}.")
+        attention_names = self.take_layers(traits.attention_of or traits.layers, self.take_attention)
+        network_names = self.take_layers(traits.feed_forward_of or traits.layers, self.take_feed_forward)
         attention = traits.attention or (AttentionTraits(),) * len(traits.layers)
-        layers = [(f"layers.{names.index(name)}.", own) for name, own in zip(traits.layers, attention, strict=True)]
+        layers = list(zip(attention_names, network_names, attention, strict=True))
         pools = pooling not in ("cls", "last")  # of all tokens
         for layer, run in groupby(layers if pools else layers[:-1]):
             self.blocks.append(Block(tuple(self.layer(*layer)), len(list(run))))
@@ -455,8 +462,11 @@ class _Network:
         if traits.projection == "sum":
             yield self.multiply("hidden", "words", "embeddings.projection")
 
-    def layer(self, name: str, attention: AttentionTraits, *, reads: bool = False) -> Iterator[Step]:
-        """Yields the steps of a layer. If it is the last one, the head `reads` a part of its rows."""
+    def layer(self, name: str, networks: str, attention: AttentionTraits, *, reads: bool = False) -> Iterator[Step]:
+        """Yields the steps of a layer, whose feed-forward networks may be those of another, `networks`.
+
+        If it is the last one, the head `reads` a part of its rows.
+        """
         traits, width = self.traits, self.sizes.keys
         query, key, value = (
             Place("query", 0, self.sizes.attended),
@@ -497,7 +507,7 @@ class _Network:
         stream = "inner" if traits.bottleneck else "hidden"
         yield from self.add_and_norm(stream, "attended", name + "output", residual)
         for j, parts in enumerate(traits.feed_forward):
-            network, x = f"{name}feed_forward.{j}.", stream
+            network, x = f"{networks}feed_forward.{j}.", stream
             if self.norm_first:
                 x = "normed"
                 yield self.norm(x, stream, network + "norm")
@@ -552,6 +562,11 @@ class _Network:
             "terms": embedding.sparse is not None,
             "vectors": embedding.multi_vector is not None,
         }
+        if embedding.dense == "unit":
+            # |x| is the root mean square of x, times the root of its width.
+            self.vectors["head.norm.weight"] = np.full(self.sizes.hidden, self.sizes.hidden**-0.5, np.float32)
+            self.epsilons["head.norm"] = UNIT_EPSILON
+            yield self.norm("hidden", "hidden", "head.norm")
         for name in (name for name, is_there in parts.items() if is_there):
             self.products[f"head.{name}"] = self.product(f"head.{name}")
             self.results += (f"outputs.{name}",)

@@ -118,11 +118,13 @@ class Vectors(nn.Module):
         self.vector = embedding.vector
         self.output = nn.Linear(h, own) if embedding.vector and embedding.dense else None
         self.act = torch.tanh if embedding.dense == "tanh" else nn.Identity()
+        self.reads_unit = embedding.dense == "unit"
         self.terms = nn.Linear(h, 1) if embedding.sparse else None
         self.vectors = nn.Linear(h, several.width) if several else None
 
     def forward(self, rows: Tensor, words: Tensor) -> Tensor:  # noqa: ARG002  # all heads share one signature
-        parts = [rows if self.output is None else self.act(self.output(rows))] if self.vector else []
+        vectors = F.normalize(rows) if self.reads_unit else rows
+        parts = [rows if self.output is None else self.act(self.output(vectors))] if self.vector else []
         parts += [layer(rows) for layer in (self.terms, self.vectors) if layer is not None]
         return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 

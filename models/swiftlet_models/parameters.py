@@ -236,7 +236,7 @@ class _Expected:
         if traits.norm_position != "after":
             self._norm("encoder.norm", h)
         bottleneck = traits.bottleneck
-        for name in dict.fromkeys(traits.layers):
+        for name in dict.fromkeys(traits.attention_of or traits.layers):
             layer = f"encoder.{name}."
             for part in ("query", "key", "value"):
                 read = (bottleneck.value if part == "value" else bottleneck.query_key) if bottleneck else None
@@ -251,20 +251,23 @@ class _Expected:
             self._linear(layer + "output", c, a)
             if traits.first_norm or name != traits.layers[0]:
                 self._norm(layer + "attention_norm", c)
-            for network in traits.feed_forward:
-                for part in filter(None, (network.gate, network.inner)):
-                    self._linear(layer + part, self.intermediate, c)
-                self._linear(layer + network.outer, c, self.intermediate)
-                self._norm(layer + network.norm, c)
             if traits.norm_position == "around":
-                for product in ("output", *(network.outer for network in traits.feed_forward)):
-                    self._norm(f"{layer}{product}_norm", c)
+                self._norm(layer + "output_norm", c)
             if bottleneck:
                 for inner in {bottleneck.residual, bottleneck.query_key, bottleneck.value} - {None}:
                     self._linear(f"{layer}{inner}.dense", c, h)
                     self._norm(f"{layer}{inner}.norm", c)
                 self._linear(layer + "leave", h, c)
                 self._norm(layer + "leave_norm", h)
+        for name in dict.fromkeys(traits.feed_forward_of or traits.layers):
+            layer = f"encoder.{name}."
+            for network in traits.feed_forward:
+                for part in filter(None, (network.gate, network.inner)):
+                    self._linear(layer + part, self.intermediate, c)
+                self._linear(layer + network.outer, c, self.intermediate)
+                self._norm(layer + network.norm, c)
+                if traits.norm_position == "around":
+                    self._norm(f"{layer}{network.outer}_norm", c)
 
     def _add_embeddings(self) -> None:
         traits, h, e = self.traits.embedding, self.hidden, self.embedding

@@ -57,20 +57,27 @@ def read_encoder(directory: Path) -> tuple[SentenceEncoder, tuple[str, ...]]:
     """Reads a SetFit model as an encoder whose dense layer gives the logits of labels, and the labels.
 
     Raises:
-        ConversionError: as `read_classifier`, or something lies between the pooling and the classifier.
+        ConversionError: as `read_classifier`, or a Dense module does not form one layer with the classifier.
     """
     classifier, encoder = read_classifier(directory), sentence_transformers.read_encoder(directory)
-    described = encoder.embedding
-    between = {
-        "normalises vectors": described.normalize or classifier.normalize,
-        "has a Dense module": described.dense is not None,
-        "puts a prompt in front of texts": described.default_prompt is not None,
-    }
-    for what, is_so in between.items():
-        if is_so:
+    described, weight, bias = encoder.embedding, classifier.weight, classifier.bias
+    is_unit = described.normalize or classifier.normalize
+    if described.dense:
+        if is_unit or described.dense != "identity":
+            what = "normalises vectors after a Dense module" if is_unit else "has a Dense module with an activation"
             raise ConversionError(f"the model {what} in front of its classifier, which is not supported. {_VECTORS}.")
-    parameters = {"head.output.weight": classifier.weight, "head.output.bias": classifier.bias}
-    embedding = Embedding(described.pooling, dense="identity")
+        dense, own = (np.asarray(encoder.dense[f"head.output.{name}"], np.float64) for name in ("weight", "bias"))
+        if dense.shape[0] != weight.shape[1]:
+            raise ConversionError(f"{HEAD} reads vectors of another width than the model makes. Save both again.")
+        weight, bias = ((weight @ dense).astype(np.float32), (weight @ own + bias).astype(np.float32))
+    parameters = {"head.output.weight": weight, "head.output.bias": bias}
+    default = described.default_prompt
+    embedding = Embedding(
+        described.pooling,
+        dense="unit" if is_unit else "identity",
+        prompts={default: described.prompts[default]} if default else {},
+        default_prompt=default,
+    )
     return replace(encoder, embedding=embedding, dense=parameters), classifier.labels
 
 

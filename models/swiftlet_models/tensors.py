@@ -23,7 +23,7 @@ from swiftlet_models.errors import ModelError
 ZERO: Final = 128
 BLOCK: Final = 128
 SMALLEST_BLOCK: Final = 16  # the smallest that MatMulNBits of ONNX Runtime accepts
-BLOCK_NUMBERS: Final = 1 << 20  # of a matrix to read at a time
+BLOCK_NUMBERS: Final = 1 << 18  # of a matrix to read at a time: 1 MB in fp32, which caches hold
 MAX_SIZE: Final = 1 << 31  # of a tensor, with dimensions of 0 counted as 1
 
 Array = NDArray[Any]

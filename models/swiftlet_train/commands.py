@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from swiftlet_serve import extras
-from swiftlet_serve.cli.options import Directory, data_option
+from swiftlet_serve.cli.options import DataFile, Directory, data_option
 from swiftlet_serve.cli.progress import advance, note
+from swiftlet_serve.errors import SetupError
 
 if TYPE_CHECKING:
     from swiftlet_train.plot import XAxis
@@ -46,20 +47,33 @@ def train(recipe: str, only: tuple[str, ...], data: Path, runs: Path, out: Path,
 
 @click.command()
 @click.argument("study")
+@click.argument("artifacts", nargs=-1, metavar="[ARTIFACT...]")
+@click.option("--texts", type=DataFile, help="Texts for the study `distances`, one a line.")
 @data_option
 @runs_option
 @click.option("--out", type=Directory, default="studies", show_default=True, help="Folder to write the chart to.")
 @device_option
-def study(study: str, data: Path, runs: Path, out: Path, device: str) -> None:
+def study(
+    study: str, artifacts: tuple[str, ...], texts: Path | None, data: Path, runs: Path, out: Path, device: str
+) -> None:
     """Pre-trains the variants of a study and compares their losses or the scores of a task.
 
     Prints the results as a table, and draws a chart. STUDY is a TOML file or the name of a study
     that comes with Swiftlet. An interrupted study resumes where it stopped. Needs the extras `models` and `plot`.
+
+    The study `distances` trains nothing. It measures how far each layer of each ARTIFACT moves the vectors of the
+    tokens of --texts: the L2 distance, and the angle. ARTIFACT is a directory or the name of a bundled model.
     """
     extras.require("models", "plot")
+    from swiftlet_train import distances
     from swiftlet_train.run_study import run_study
 
-    table, path = run_study(study, data, runs, out, note, advance, device)
+    if (study == distances.STUDY) != bool(artifacts) or bool(artifacts) != (texts is not None):
+        raise SetupError("The study distances needs ARTIFACT and --texts. No other study takes them.")
+    if texts is not None:
+        table, path = distances.run_distances(artifacts, texts, out)
+    else:
+        table, path = run_study(study, data, runs, out, note, advance, device)
     click.echo(table)
     click.echo(path)
 

@@ -132,7 +132,8 @@ def serve(settings: Settings, announce: Announce) -> None:
 def _changes(settings: Settings) -> str:
     """Returns the number of cores, and the settings that differ from their defaults. Of addresses, only their names."""
     fields = Settings.model_fields
-    changed = {name: value for name, value in settings if name != "cores" and value != fields[name].default}
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+    changed = {name: value for name, value in settings if name != "cores" and value != defaults[name]}
     urls = {"traces_endpoint", *(["repository"] if "://" in (settings.repository or "") else [])}  # may hold a password
     shown = [name if name in urls else f"{name}={value}" for name, value in changed.items()]
     return f"{settings.cores} cores, settings: {', '.join(shown) or 'the defaults'}"

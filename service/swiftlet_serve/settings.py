@@ -131,6 +131,11 @@ class Settings(BaseSettings):
         description="PEM file with a private Ed25519 key that signs a receipt of each answer, in X-Receipt. "
         "Needs the extra sign. Unset: no receipts.",
     )
+    signer_key: Path | None = Field(
+        None,
+        description="PEM file with the public Ed25519 key whose owner must have signed the certificate of each model, "
+        "also of bundled ones and of those in the repository. Needs the extra `sign`. Unset: no signature is checked.",
+    )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="Origins that may send requests from a browser (CORS), separated by commas. * allows all. "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import importlib.util
@@ -266,6 +267,21 @@ def test_albert_stores_its_shared_layer_once(depth: int) -> None:
     assert count(network) == 4_005_120 + 7_087_872
     assert len({id(layer) for layer in network.applied_layers()}) == 1
     assert len(network.applied_layers()) == depth
+
+
+@pytest.mark.parametrize(
+    ("shared", "part", "other"), [("attention", "query", "ffn_in"), ("feed_forward", "ffn_in", "query")]
+)
+def test_albert_stores_a_shared_part_once(shared: str, part: str, other: str) -> None:
+    """Also in a copy. Every application of the part is the same object, and the first layer lists its parameters."""
+    network = copy.deepcopy(albert.Encoder(albert.Config(60, 8, 16, 3, 1, 2, shared, 2, 24)))  # two layers in a group
+    modules = [(id(getattr(layer, part)), id(getattr(layer, other))) for layer in network.applied_layers()]
+
+    assert [len(set(ids)) for ids in zip(*modules, strict=True)] == [2, 6]
+    assert network.state_dict().keys() == dict(network.named_parameters()).keys()
+    assert [name for name in network.state_dict() if name.endswith(f"{part}.weight")] == [
+        f"groups.0.{i}.{part}.weight" for i in range(2)
+    ]
 
 
 @pytest.mark.parametrize("architecture", architectures.names())

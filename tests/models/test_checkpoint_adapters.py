@@ -17,8 +17,9 @@ from torch import Tensor
 
 from swiftlet_models.adapters import Adapter, is_adapter, read_adapter
 from swiftlet_models.artifact import WEIGHTS
+from swiftlet_models.checkpoint_files import locate
 from swiftlet_models.checkpoint_tensors import ConversionError
-from swiftlet_models.convert import convert, locate
+from swiftlet_models.convert import convert
 from swiftlet_models.weights import read_weights
 from swiftlet_serve.offline.import_checkpoint import import_checkpoint
 from tests.support.artifacts import VOCABULARY

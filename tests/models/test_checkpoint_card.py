@@ -38,5 +38,5 @@ def test_languages_are_unknown_without_a_readable_card(tmp_path: Path) -> None:
 
 def test_languages_are_unknown_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "README.md").write_text("---\nlanguage: en\n---\n", "utf-8")
-    monkeypatch.setitem(sys.modules, "huggingface_hub.repocard", None)
+    monkeypatch.setitem(sys.modules, "yaml", None)
     assert checkpoint_card.languages(tmp_path) == ()

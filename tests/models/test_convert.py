@@ -19,8 +19,8 @@ from torch import Tensor
 
 from swiftlet_models import architectures
 from swiftlet_models.architectures import standard
+from swiftlet_models.checkpoint_files import locate
 from swiftlet_models.checkpoint_tensors import ConversionError
-from swiftlet_models.convert import locate
 from tests.support.checkpoints import (
     AUTO,
     HEADS,
@@ -111,14 +111,17 @@ def test_convert_returns_architecture_labels_and_origin(tmp_path: Path) -> None:
 def test_convert_rejects_unknown_tensor(tmp_path: Path, extra: str) -> None:
     save(tmp_path)
     edit_tensors(tmp_path, lambda tensors: tensors.update({extra: torch.ones(48)}))
-    assert error_message(tmp_path) == f"the tensor {extra} is not part of bert."
+    assert error_message(tmp_path).startswith(
+        f"the tensor {extra} is not part of bert as config.json describes it. Take"
+    )
 
 
 def test_convert_rejects_wrong_shape(tmp_path: Path) -> None:
     save(tmp_path)
     edit_tensors(tmp_path, lambda tensors: tensors.update({WORDS: torch.ones(210, 48)}))
-    assert (
-        error_message(tmp_path) == "the weights do not fit config.json: vocab_size is 211, but the parameters have 210."
+    assert error_message(tmp_path) == (
+        "the weights do not fit config.json: vocab_size is 211, but the parameters have 210. Take the config.json that "
+        "was saved with these weights."
     )
 
 
@@ -289,7 +292,7 @@ def test_convert_encoder_only_accepts_encoder_without_head(tmp_path: Path, name:
     ("name", "changes", "expected"),
     [
         ("bert", {"model_type": "longformer"}, f"model_type 'longformer' is not supported; {KNOWN}"),
-        ("bert", {"model_type": None}, f"model_type None is not supported; {KNOWN}"),
+        ("bert", {"model_type": None}, "there is no model_type. Set that of the model: albert, bert, "),
         ("bert", {"model_type": ["bert"]}, f"model_type ['bert'] is not supported; {KNOWN}"),
         ("bert", {"model_type": "layers"}, f"model_type 'layers' is not supported; {KNOWN}"),
         ("bert", {"type_vocab_size": 1}, "type_vocab_size 1 has no token type for the second text of a pair."),
@@ -307,6 +310,7 @@ def test_convert_encoder_only_accepts_encoder_without_head(tmp_path: Path, name:
         ("albert", {"num_attention_heads": 2.0}, "num_attention_heads has an invalid value: 2.0."),
         ("albert", {"num_hidden_layers": 10**9}, "num_hidden_layers has an invalid value: 1000000000."),
         ("albert", {"inner_group_num": 1000}, "there are more than 1024 layers."),
+        ("albert", {"shared_parameters": "ffn"}, "shared_parameters 'ffn' is not one of all, attention, feed_forward,"),
         ("albert", {"layer_norm_eps": float("nan")}, "layer_norm_eps has an invalid value: nan."),
         ("albert", {"layer_norm_eps": -1}, "layer_norm_eps has an invalid value: -1."),
         ("bert", {"num_attention_heads": 7}, "num_attention_heads 7 does not divide the width 48."),
@@ -360,6 +364,7 @@ def test_defaults_equal_transformers(architecture: str) -> None:
     module = architectures.load(architecture)
     reference = Shape(architecture, {}).config()
     ours = {field.name: field.default for field in dataclasses.fields(module.Config)} | dict(module.IMPLIED)
+    assert ours.pop("shared_parameters", "all") == "all"  # transformers shares whole layers
     # What DeBERTa's code reads without a default in the configuration, and the only Gemma that is an encoder.
     given = (
         {"share_att_key": False, "position_buckets": -1} | reference.to_dict() | {"use_bidirectional_attention": True}
@@ -414,7 +419,7 @@ def test_number_of_labels_implies_problem_type(tmp_path: Path, labels: int, prob
         (b"\xff\xfe", "config.json is not in UTF-8; save it in that encoding."),
         (b"[" * 100_000, "config.json is not valid JSON."),
         (b"[]", "config.json is not a JSON object."),
-        (b"{}", f"config.json: model_type None is not supported; {KNOWN}"),
+        (b"{}", f"config.json: there is no model_type. Set that of the model: {KNOWN.removeprefix('supported are ')}"),
     ],
 )
 def test_convert_rejects_invalid_configuration(tmp_path: Path, content: bytes, expected: str) -> None:

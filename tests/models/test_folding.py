@@ -39,7 +39,10 @@ EXACT = 1e-13  # in float64; measured: 4e-15
 TINY = {"use_bottleneck_attention": True}
 OWN = {"key_query_shared_bottleneck": False, "intra_bottleneck_size": 80, "num_attention_heads": 5}
 LAYER_NORM = {"normalization_type": "layer_norm", "layer_norm_eps": 0.1}  # a wrong epsilon changes the outputs visibly
-VARIANTS = {
+SHARED = {  # two layers of one group, and two of another
+    f"shared-{part}": {"shared_parameters": part} for part in ("attention", "feed_forward", "none")
+}
+VARIANTS = SHARED | {
     "tiny": TINY,
     "own-bottlenecks": OWN,
     "no-trigram": {"trigram_input": False},
@@ -61,19 +64,24 @@ def test_fold_is_exact(architecture, task):
     assert deviation(model, architecture, SETTINGS[architecture]) <= EXACT
 
 
+def variant(name):
+    architecture = "albert" if name in SHARED else "mobilebert"
+    return architecture, CONFIGS[architecture] | VARIANTS[name]
+
+
 @pytest.mark.parametrize("name", VARIANTS)
-def test_fold_is_exact_for_variants_of_mobilebert(name):
-    config = CONFIGS["mobilebert"] | VARIANTS[name]
+def test_fold_is_exact_for_variants(name):
+    architecture, config = variant(name)
 
-    assert deviation(untrained("mobilebert", config, "qa"), "mobilebert", config) <= EXACT
+    assert deviation(untrained(architecture, config, "qa"), architecture, config) <= EXACT
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if name.startswith("layer-norm")])
-def test_engines_compute_bottlenecks_with_a_layer_norm(name):
-    config = CONFIGS["mobilebert"] | VARIANTS[name]
-    model = untrained("mobilebert", config, "qa")
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name.startswith(("layer-norm", "shared"))])
+def test_engines_compute_bottlenecks_with_a_layer_norm_and_shared_parts(name):
+    architecture, config = variant(name)
+    model = untrained(architecture, config, "qa")
     randomise(model)
-    folded, expected = fold("mobilebert", config, weights(model.eval())), torch.from_numpy(torch_rows(model, BATCH))
+    folded, expected = fold(architecture, config, weights(model.eval())), torch.from_numpy(torch_rows(model, BATCH))
     cpu = torch.device("cpu")
     engines = {
         RaggedOnnx(folded, in_fp32, threads=1): 1e-5,
@@ -86,6 +94,15 @@ def test_engines_compute_bottlenecks_with_a_layer_norm(name):
         assert relative_error(torch.from_numpy(np.concatenate(rows)), expected) <= most
     for row, encoding_ in zip(rows, BATCH.encodings(), strict=True):
         assert row.tobytes() == engine.run(Batch.of([encoding_]))[0].tobytes()
+
+
+@pytest.mark.parametrize(("shared", "attention", "networks"), [("attention", 2, 4), ("feed_forward", 4, 2)])
+def test_shared_parts_are_folded_once(shared, attention, networks):
+    config = CONFIGS["albert"] | {"shared_parameters": shared}
+    products = fold("albert", config, weights(untrained("albert", config, "qa"))).products
+
+    assert sum(name.endswith("key_value") for name in products) == attention
+    assert sum(name.endswith("inner") for name in products) == networks
 
 
 def deviation(model, architecture, config):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from swiftlet_models.checkpoint_files import locate
 from swiftlet_models.checkpoint_tensors import ConversionError
-from swiftlet_models.convert import locate
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REFUSALS = {  # status and code of the hub's answer

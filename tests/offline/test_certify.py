@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import shutil
@@ -13,18 +14,32 @@ from click.testing import CliRunner
 from cryptography.hazmat.primitives import serialization as pem
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-from swiftlet_models.artifact import CARD, CERTIFICATE, MANIFEST, SIGNATURE, WEIGHTS, Artifact, open_artifact
+from swiftlet_models.artifact import (
+    CARD,
+    CERTIFICATE,
+    MANIFEST,
+    SIGNATURE,
+    WEIGHTS,
+    Artifact,
+    ArtifactError,
+    open_artifact,
+)
 from swiftlet_serve.cli.main import main
 from swiftlet_serve.errors import SetupError
+from swiftlet_serve.inference.local_runtime import LocalRuntime
+from swiftlet_serve.inference.signature import check_signature, signing_key
 from swiftlet_serve.offline import certificate
-from swiftlet_serve.offline.certificate import check_signature, comparisons
+from swiftlet_serve.offline.certificate import comparisons
 from swiftlet_serve.offline.import_checkpoint import import_checkpoint
 from swiftlet_serve.offline.release import Measure
-from swiftlet_serve.signing import signing_key
+from swiftlet_serve.repository.cache import Cache
+from swiftlet_serve.repository.store import open_store, push
+from swiftlet_serve.settings import Settings
 from tests.support.artifacts import VOCABULARY
 from tests.support.checkpoints import SMALL, reference
 from tests.support.markdown import first_column, text_of
 from tests.support.paths import ROOT
+from tests.support.sentence_checkpoints import save_encoder
 
 LABELLED = "label,text\n" + "".join(f"{number % 3},text {number}\n" for number in range(12))
 
@@ -174,6 +189,23 @@ def write_keys(directory: Path, key: Any, encryption: Any = None) -> tuple[Path,
     return private, public
 
 
+def test_an_embedding_model_is_certified_in_each_of_its_tasks(tmp_path: Path) -> None:
+    save_encoder(tmp_path)
+    options = {"accept_tokenizer": True, "report": lambda _: None, "keep_fp32": True}
+    artifact, _ = import_checkpoint(str(tmp_path / "model"), "embed", tmp_path / "out", max_loss=100, **options)
+    data = tmp_path / "intents.tsv"
+    data.write_text("label\ttext\n" + "bread\tShe sells it.\nfilm\tIt was warm.\n" * 3, "utf-8")
+
+    certify(artifact, "--task", "zero-shot", "--data", data)
+    document = certify(artifact, "--task", "zero-shot", "--data", data)
+    told = [(known["texts"], known["task"]) for known in document["comparisons"]]
+    assert told == [("built-in texts", None), ("intents.tsv", "zero-shot")]
+    assert document["comparisons"][1]["n"] == 6
+    assert refusal("certify", artifact.path, "--task", "qa") == (
+        "The model model is for the task embed or rerank or zero-shot, not qa."
+    )
+
+
 def test_a_signature_is_checked(artifact: Artifact, keys: tuple[Path, Path], tmp_path: Path) -> None:
     private, public = keys
     assert refusal("check", artifact.path, "--public-key", public) == (
@@ -193,12 +225,45 @@ def test_a_signature_is_checked(artifact: Artifact, keys: tuple[Path, Path], tmp
     assert refusal("check", artifact.path, "--public-key", others).startswith(unknown)
     (artifact.path / CERTIFICATE).write_bytes(before.replace(b"int8", b"bf16"))
     for signature in (ed25519.Ed25519PrivateKey.generate().sign(before), b"", b"x" * 200):
-        with pytest.raises(SetupError, match="did not sign this certificate"):
+        with pytest.raises(ArtifactError, match="did not sign this certificate"):
             check_signature(artifact.path, public)
         (artifact.path / SIGNATURE).write_bytes(signature)
     (artifact.path / CERTIFICATE).write_bytes(before)
     certificate._replace(artifact.path, CERTIFICATE, before)
     assert not (artifact.path / SIGNATURE).exists()
+    (artifact.path / CERTIFICATE).rename(artifact.path / SIGNATURE)
+    with pytest.raises(ArtifactError, match="tiny is not signed"):
+        check_signature(artifact.path, public)
+
+
+def test_a_server_with_a_signer_key_serves_signed_models_only(artifact: Artifact, keys: tuple[Path, Path]) -> None:
+    private, public = keys
+    settings = Settings(models=(str(artifact.path),), engine="echo", signer_key=public)
+    for start in (LocalRuntime.load, LocalRuntime.begin):
+        with pytest.raises(ArtifactError, match="tiny is not signed"):
+            start(settings)
+    certify(artifact, "--sign-key", private)
+    asyncio.run(LocalRuntime.load(settings).close())
+    with pytest.raises(SetupError, match="cannot be read: it is no key in PEM"):
+        LocalRuntime.load(settings.model_copy(update={"signer_key": private}))
+
+
+def test_a_repository_with_a_signer_key_gives_signed_versions_only(
+    artifact: Artifact, keys: tuple[Path, Path], tmp_path: Path
+) -> None:
+    private, public = keys
+    (tmp_path / "repository").mkdir()
+    store = open_store(str(tmp_path / "repository"))
+    cache = Cache(store, tmp_path / "copies", public)
+    push(store, artifact)
+    with pytest.raises(ArtifactError, match="is not signed"):
+        cache.fetch("tiny", 1)
+    assert not list((tmp_path / "copies").iterdir())
+    certify(artifact, "--sign-key", private)
+    push(store, artifact, 2)
+    assert cache.fetch("tiny", 2).manifest == artifact.manifest
+    with pytest.raises(SetupError, match="cannot be read: it is no key in PEM"):
+        Cache(store, tmp_path / "copies", private)
 
 
 @pytest.mark.parametrize(

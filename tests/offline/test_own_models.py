@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import transformers
 from sklearn.linear_model import LogisticRegression
+from torch import nn
 
 from swiftlet_models.artifact import Artifact
 from swiftlet_models.checkpoint_tensors import ConversionError
@@ -71,9 +72,16 @@ def test_a_model_of_sentence_transformers_embeds(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.array(vectors), encoder.encode(list(cases.SENTENCES)), atol=1e-5)
 
 
-@pytest.mark.parametrize("labels", [None, ["bad", "good", "neither"]])
-def test_a_setfit_model_classifies(tmp_path: Path, labels: list[str] | None) -> None:
-    encoder = save_encoder(tmp_path, normalize=False)
+@pytest.mark.parametrize(
+    ("labels", "modules"),
+    [
+        (None, {"normalize": False}),
+        (["bad", "good", "neither"], {"normalize": True, "default_prompt": "query"}),
+        (None, {"normalize": False, "dense": nn.Identity()}),
+    ],
+)
+def test_a_setfit_model_classifies(tmp_path: Path, labels: list[str] | None, modules: dict[str, Any]) -> None:
+    encoder = save_encoder(tmp_path, **modules)
     texts = list(cases.SENTENCES)
     head = LogisticRegression().fit(encoder.encode(texts), np.arange(len(texts)) % 3)
     joblib.dump(head, tmp_path / "model" / "model_head.pkl")
@@ -90,14 +98,20 @@ def test_a_setfit_model_classifies(tmp_path: Path, labels: list[str] | None) -> 
     np.testing.assert_allclose(scores, head.predict_proba(encoder.encode(texts)), atol=1e-4)
 
 
-def test_a_setfit_model_that_normalises_is_refused(tmp_path: Path) -> None:
-    encoder = save_encoder(tmp_path, normalize=True)
+@pytest.mark.parametrize(
+    ("normalize", "dense", "what"),
+    [(False, nn.Tanh(), "has a Dense module with an activation"), (True, nn.Identity(), "normalises vectors after")],
+)
+def test_a_setfit_model_with_two_layers_is_refused(
+    tmp_path: Path, normalize: bool, dense: nn.Module, what: str
+) -> None:
+    encoder = save_encoder(tmp_path, normalize=normalize, dense=dense)
     texts = list(cases.SENTENCES)
     joblib.dump(
         LogisticRegression().fit(encoder.encode(texts), np.arange(len(texts)) % 2),
         tmp_path / "model" / "model_head.pkl",
     )
-    with pytest.raises(ConversionError, match=r"normalises vectors in front of its classifier.* :task=embed"):
+    with pytest.raises(ConversionError, match=rf"{what}.* :task=embed"):
         import_it(tmp_path / "model")
 
 

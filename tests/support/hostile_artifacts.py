@@ -38,7 +38,7 @@ VARIANTS: Final[dict[str, list[dict[str, Any]]]] = {
     ],
     "roberta": [{"type_vocab_size": 2}],
     "electra": [{"embedding_size": 96}],
-    "albert": [{"inner_group_num": 2}],
+    "albert": [{"inner_group_num": 2}, {"shared_parameters": "attention"}, {"shared_parameters": "feed_forward"}],
 }
 EMBEDDINGS: Final = (
     Embedding("cls"),
@@ -234,18 +234,19 @@ def _shapes(architecture: str, config: str, task: str, width: int, embedding: in
     )
     norms = {"embeddings.norm": summed} if traits.embedding.norm != "none" else {}
     norms |= {"norm": h} if traits.norm_position == "before" else {}
-    for layer in traits.layers:
+    for layer in traits.attention_of or traits.layers:
         reads = {"query": bottleneck and bottleneck.query_key, "value": bottleneck and bottleneck.value}
         reads["key"] = reads["query"]
         linear |= {f"{layer}.{part}": (c, c if read else h) for part, read in reads.items()}
         linear[f"{layer}.output"], norms[f"{layer}.attention_norm"] = (c, c), c
-        for network in traits.feed_forward:
-            linear |= {f"{layer}.{network.inner}": (i, c), f"{layer}.{network.outer}": (c, i)}
-            norms[f"{layer}.{network.norm}"] = c
         if bottleneck:
             for entry in {bottleneck.residual, *filter(None, reads.values())}:
                 linear[f"{layer}.{entry}.dense"], norms[f"{layer}.{entry}.norm"] = (c, h), c
             linear[f"{layer}.leave"], norms[f"{layer}.leave_norm"] = (h, c), h
+    for layer in traits.feed_forward_of or traits.layers:
+        for network in traits.feed_forward:
+            linear |= {f"{layer}.{network.inner}": (i, c), f"{layer}.{network.outer}": (c, i)}
+            norms[f"{layer}.{network.norm}"] = c
     shapes: dict[str, tuple[int, ...]] = {"word": (words, e), "position": (own.max_position_embeddings, summed)}
     if hasattr(own, "type_vocab_size"):
         shapes["token_type"] = own.type_vocab_size, summed

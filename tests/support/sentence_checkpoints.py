@@ -37,7 +37,12 @@ def save_transformer(path: Path, labels: int | None = None, **settings: Any) -> 
 
 
 def save_encoder(
-    directory: Path, pooling: str = "mean", *, normalize: bool = True, dense: nn.Module | None = None
+    directory: Path,
+    pooling: str = "mean",
+    *,
+    normalize: bool = True,
+    dense: nn.Module | None = None,
+    default_prompt: str | None = None,
 ) -> SentenceTransformer:
     """Writes an embedding model to `directory/model`, and returns it as sentence-transformers reads it."""
     encoder = Transformer(
@@ -49,7 +54,7 @@ def save_encoder(
         randomise(modules[-1])
     if normalize:
         modules.append(Normalize())
-    model = SentenceTransformer(modules=modules, prompts=PROMPTS, device="cpu")
+    model = SentenceTransformer(modules=modules, prompts=PROMPTS, default_prompt_name=default_prompt, device="cpu")
     model.save(str(directory / "model"))
     return SentenceTransformer(str(directory / "model"), device="cpu")
 

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from swiftlet_models.tokenizer import Tokenizer
-from swiftlet_serve.tasks._requests import MAX_INPUTS, is_blank
+from swiftlet_serve.tasks._requests import MAX_INPUTS, characters, is_blank
 from swiftlet_serve.types import Batch
 
 
@@ -104,3 +104,19 @@ def test_text_of_invisible_characters_is_blank_whatever_its_length(invisible: st
     for visible in ("a", "서", "🎬"):
         assert not is_blank(invisible * count + visible)
         assert not is_blank(invisible * count + visible + invisible)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "count"),
+    [
+        ("한국", 2),
+        (["a", "👩‍👧", ""], 4),
+        ([7, 8, 9], 3),
+        ([[7, 8], [9]], 3),
+        (["a", ["bc"], 5], 4),
+        ([], 0),
+        (None, 0),
+    ],
+)
+def test_characters_of_inputs_are_counted(inputs: object, count: int) -> None:
+    assert characters(inputs) == count

@@ -74,6 +74,8 @@ def refusal(model_type: object) -> str | None:
     if isinstance(model_type, str) and model_type.replace("-", "_") in model_types():
         return None
     known = ", ".join(name.replace("_", "-") for name in model_types())
+    if model_type is None:
+        return f"config.json: there is no model_type. Set that of the model: {known}."
     return f"config.json: model_type {model_type!r} is not supported; supported are {known}."
 
 

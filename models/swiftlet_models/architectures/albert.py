@@ -2,14 +2,16 @@
 
 The word table is V x E with E much smaller than H. One projection E -> H follows the embedding's LayerNorm. The L
 layers apply G groups (`num_hidden_groups`, 1 in every released model) of `inner_group_num` layers each, so that 12
-layers have the parameters of one. Follows `modeling_albert.py` of transformers. Shape letters: see `layers.py`.
+layers have the parameters of one. `shared_parameters` says what the layers of a group share (table 4). Follows
+`modeling_albert.py` of transformers. Shape letters: see `layers.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from swiftlet_models.architectures.descriptions import describing
 from swiftlet_models.architectures.traits import (
@@ -38,6 +40,8 @@ class Config(Settings):
     num_hidden_layers: Count = 12
     num_hidden_groups: Count = 1
     inner_group_num: Count = 1
+    shared_parameters: Literal["all", "attention", "feed_forward", "none"] = "all"
+    """What the layers of a group share. The reference knows only "all"."""
     num_attention_heads: Count = 12
     intermediate_size: int = 3072
     hidden_act: Activation = "gelu_new"
@@ -56,8 +60,16 @@ class Config(Settings):
         # Not `depth * G // L`: for a few shapes the reference's floating-point division rounds to another group.
         layers_per_group = self.num_hidden_layers / self.num_hidden_groups
         groups = [int(depth / layers_per_group) for depth in range(self.num_hidden_layers)]
+
+        def names(numbers: Iterable[int]) -> tuple[str, ...]:
+            return tuple(f"groups.{number}.{i}" for number in numbers for i in range(self.inner_group_num))
+
+        shared = self.shared_parameters
+        first = names(bisect_left(groups, group) for group in groups)  # of each layer's group
         return Traits(
-            layers=tuple(f"groups.{group}.{i}" for group in groups for i in range(self.inner_group_num)),
+            layers=names(groups if shared == "all" else range(self.num_hidden_layers)),
+            attention_of=first if shared == "attention" else (),
+            feed_forward_of=first if shared == "feed_forward" else (),
             heads=self.num_attention_heads,
             activation=self.hidden_act,
             epsilon=self.layer_norm_eps,
@@ -110,6 +122,9 @@ if not describing(__name__):
             return x
 
     class Layer(layers.Layer):
+        ATTENTION: Final = ("query", "key", "value", "output", "attention_norm")
+        FEED_FORWARD: Final = ("ffn_in", "ffn_out", "ffn_norm")
+
         def __init__(self, config: Config) -> None:
             super().__init__()
             h = config.hidden_size
@@ -132,6 +147,12 @@ if not describing(__name__):
             out: Tensor = self.ffn_norm(x + self.ffn_out(widened))  # no dropout here, as in the reference
             return out
 
+    def share(layer: nn.Module, owner: nn.Module, parts: Sequence[str]) -> None:
+        """Replaces parts of a layer with those of another one, which alone lists their parameters."""
+        for part in parts if layer is not owner else ():
+            delattr(layer, part)
+            vars(layer)[part] = getattr(owner, part)
+
     class Encoder(layers.Encoder):
         embeddings: Embeddings
 
@@ -139,10 +160,15 @@ if not describing(__name__):
             super().__init__()
             self.config = config
             self.embeddings = Embeddings(config)
+            shares_layers = config.shared_parameters == "all"
             self.groups = nn.ModuleList(
                 nn.ModuleList(Layer(config) for _ in range(config.inner_group_num))
-                for _ in range(config.num_hidden_groups)
+                for _ in range(config.num_hidden_groups if shares_layers else config.num_hidden_layers)
             )
+            traits = config.traits()
+            for owners, parts in ((traits.attention_of, Layer.ATTENTION), (traits.feed_forward_of, Layer.FEED_FORWARD)):
+                for name, owner in zip(traits.layers, owners, strict=False):
+                    share(self.get_submodule(name), self.get_submodule(owner), parts)
 
         def features(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> list[Tensor]:
             x = self.embeddings(input_ids, token_type_ids)

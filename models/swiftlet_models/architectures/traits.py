@@ -3,7 +3,8 @@
 Folding, the ONNX graph and the C++ engine build their layers from `Traits`. None of them knows an architecture by name.
 
 Parameters have the same names in every architecture. LAYER, BOTTLENECK and FEED_FORWARD stand for names in `Traits`;
-every `norm` and every linear map has a weight and a bias (an RMSNorm has no bias):
+every `norm` and every linear map has a weight and a bias (an RMSNorm has no bias). A layer without an attention or
+feed-forward networks of its own has no parameters of them:
 
     encoder.embeddings.word.weight, .position.weight, .token_type.weight, .norm, .projection (as the traits say)
     encoder.position_bias.weight                of the scores of attention, in all layers
@@ -219,6 +220,10 @@ class Traits:
     """Of every norm that `epsilons` does not name."""
     feed_forward: tuple[FeedForwardTraits, ...]
     """The feed-forward networks of each layer, in order."""
+    attention_of: tuple[str, ...] = ()
+    """The layer whose attention, with its norm, each of `layers` has; empty: its own."""
+    feed_forward_of: tuple[str, ...] = ()
+    """The layer whose feed-forward networks, with their norms, each of `layers` has; empty: its own."""
     embedding: EmbeddingTraits = field(default_factory=EmbeddingTraits)
     bottleneck: BottleneckTraits | None = None
     norm: Norm = "layer_norm"

@@ -24,6 +24,11 @@ def find_initialiser(architecture: str, traits: Traits) -> Initialiser:
     Raises:
         RecipeError: no method fits them.
     """
+    if traits.attention_of or traits.feed_forward_of:  # the methods copy whole layers
+        raise RecipeError(
+            f"{architecture} with shared_parameters = attention or feed_forward cannot be initialised from a teacher: "
+            "set init_from_teacher = false."
+        )
     if traits.embedding.projection == "sum" and traits.bottleneck is None:
         return initialise_factorised
     if traits.embedding.projection == "words" and traits.embedding.window == 3:

@@ -144,7 +144,7 @@ def record_attention(encoder: Encoder, is_token: Tensor) -> Iterator[list[Tensor
         hooks.append(layer.query.register_forward_hook(keep_query))
         hooks.append(layer.key.register_forward_hook(record_scores))  # every architecture computes the query first
 
-    for layer in set(encoder.applied_layers()):
+    for layer in {layer.query: layer for layer in encoder.applied_layers()}.values():  # layers may share an attention
         add_hooks(layer)
     try:
         yield recorded

@@ -67,5 +67,7 @@ def check_teacher(student: Student, teacher: Teacher, plan: KnowledgeTransfer) -
         raise RecipeError("attention_weight needs a teacher with the student's num_attention_heads.")
     if plan.hard_label_weight < 1 and teacher.head is None:
         raise RecipeError("the teacher predicts no words: set hard_label_weight = 1, or use another teacher.")
-    if plan.strategy == "progressive" and len(set(ours)) < len(ours):
+    traits = student.encoder.config.traits()
+    shares = len(set(ours)) < len(ours) or traits.attention_of or traits.feed_forward_of
+    if plan.strategy == "progressive" and shares:
         raise RecipeError("the strategy progressive cannot train shared layers one after another.")

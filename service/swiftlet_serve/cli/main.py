@@ -108,12 +108,13 @@ def key(name: str, file: Path | None) -> None:
 def check(artifacts: tuple[str, ...], engine: str, public_key: Path | None) -> None:
     """Verifies artifacts and replays their golden answers.
 
-    `swiftlet serve` does the same at start-up, except for signatures. ARTIFACT is a directory or the name of a bundled
-    model. Default: all bundled models. The exit status is 1 if an artifact cannot be served, or with --public-key if
-    its certificate is missing or not signed with this key. Signatures need the extra `sign`.
+    `swiftlet serve` does the same at start-up, with the setting signer_key for --public-key. ARTIFACT is a directory or
+    the name of a bundled model. Default: all bundled models. The exit status is 1 if an artifact cannot be served, or
+    with --public-key if its certificate is missing or not signed with this key. Signatures need the extra `sign`.
     """
     from swiftlet_serve.inference.loading import load_model, locate, locate_one
-    from swiftlet_serve.offline.certificate import check_signature, comparisons
+    from swiftlet_serve.inference.signature import check_signature
+    from swiftlet_serve.offline.certificate import comparisons
 
     failed = False
     for name in artifacts or [str(path) for path in locate(())]:

@@ -78,7 +78,8 @@ def comparison_lines(comparisons: Sequence[Comparison]) -> Iterator[str]:
         scores = [(f"{name} {score.value:.2f} %", score) for name, score in known.agreement.items()]
         scores += [(f"loss {known.loss.value:.2f} points", known.loss)] if known.loss else []
         told = [f"{text} (95 % CI: {score.low:.2f} to {score.high:.2f})" for text, score in scores]
-        yield f"{known.texts}, n = {known.n}: {', '.join(told) or 'it is served in fp32'}"
+        named = f"{known.texts} ({known.task})" if known.task else known.texts
+        yield f"{named}, n = {known.n}: {', '.join(told) or 'it is served in fp32'}"
 
 
 def score_lines(name: str, result: Evaluation) -> Iterator[str]:

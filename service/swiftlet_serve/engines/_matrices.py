@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +17,22 @@ PRECISIONS: Final[dict[Precision, int]] = {"int8": 0, "bf16": 1}
 """The numbers in C++ of the precisions that the kernels have."""
 
 
-def stored(matrix: Matrix, precision: Precision) -> tuple[NDArray[Any], NDArray[np.float32]]:
+Stored = tuple[NDArray[Any], NDArray[np.float32]]
+
+
+def stored_ahead(matrices: Iterable[Matrix], precision: Precision) -> Iterator[Stored]:
+    """Yields `stored` of each matrix, while another thread computes that of the next one."""
+    ahead: Future[Stored] | None = None
+    with ThreadPoolExecutor(1, "matrix") as thread:
+        for matrix in matrices:
+            made, ahead = ahead, thread.submit(stored, matrix, precision)
+            if made:
+                yield made.result()
+        if ahead:
+            yield ahead.result()
+
+
+def stored(matrix: Matrix, precision: Precision) -> Stored:
     """Returns a matrix (N, K) in int8 with its scales (N,), or the bits of bf16 numbers without scales, (0,).
 
     Raises:

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models.artifact import Artifact, ArtifactError, Precision
-from swiftlet_models.folding import Array, Folded, FoldingError, Part, Product, fold_artifact
+from swiftlet_models.folding import Array, Folded, FoldingError, Part, fold_artifact
 from swiftlet_models.program import (
     GIVEN,
     WORDS,
@@ -51,10 +51,10 @@ from swiftlet_models.program import (
     Rotate,
     Step,
 )
-from swiftlet_models.tensors import Matrix, WeightsError
+from swiftlet_models.tensors import WeightsError
 from swiftlet_models.weights import open_weights
 from swiftlet_serve.engines import onnx_cpu
-from swiftlet_serve.engines._matrices import PRECISIONS, finite, stored
+from swiftlet_serve.engines._matrices import PRECISIONS, finite, stored_ahead
 from swiftlet_serve.engines._shared_trunk import SharedTrunk
 from swiftlet_serve.types import EARLIER_WRONG_SUMS, Batch, Cost, Engine, Row
 
@@ -229,31 +229,25 @@ class Native:
             raise
 
     def _add_parameters(self, folded: Folded, parameters: Parameters) -> None:
-        for name in parameters.products:
-            self._add(folded.products[name])
+        products = [folded.products[name] for name in parameters.products]
+        tables = [folded.words] if folded.words is not None and parameters.words_in is None else []
+        matrices = stored_ahead([*(product.matrix for product in products), *tables], self._precision)
+        for product, (weight, scale) in zip(products, matrices, strict=False):  # the table of words follows
+            bias = finite(product.bias)
+            if bias.shape != weight.shape[:1]:
+                raise ValueError(ERRORS[5])
+            _check(self._c.swiftlet_add_product(self._model, *weight.shape, weight, scale, bias))
+        for words, scale in matrices:
+            _check(self._c.swiftlet_add_words(self._model, *words.shape, words, scale))
+        if folded.words is not None and parameters.words_in is not None:
+            shared = parameters.products[parameters.words_in]
+            _check(self._c.swiftlet_share_words(self._model, shared, folded.words.shape[1]))
         for name in parameters.vectors:
             floats = finite(parameters.vectors[name])
             _check(self._c.swiftlet_add_vector(self._model, floats.size, floats))
-        if folded.words is not None:
-            self._add_words(folded.words, parameters)
         _check(self._c.swiftlet_finish(self._model))
         if self._c.swiftlet_outputs(self._model) != self._outputs:
             raise ValueError(ERRORS[5])
-
-    def _add_words(self, table: Matrix, parameters: Parameters) -> None:
-        if parameters.words_in is not None:
-            product = parameters.products[parameters.words_in]
-            _check(self._c.swiftlet_share_words(self._model, product, table.shape[1]))
-        else:
-            words, scale = stored(table, self._precision)
-            _check(self._c.swiftlet_add_words(self._model, *words.shape, words, scale))
-
-    def _add(self, product: Product) -> None:
-        weight, scale = stored(product.matrix, self._precision)
-        bias = finite(product.bias)
-        if bias.shape != weight.shape[:1]:
-            raise ValueError(ERRORS[5])
-        _check(self._c.swiftlet_add_product(self._model, *weight.shape, weight, scale, bias))
 
     @property
     def title(self) -> str:

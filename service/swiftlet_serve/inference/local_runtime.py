@@ -16,6 +16,7 @@ from swiftlet_serve.inference.catalog import ModelLoading
 from swiftlet_serve.inference.loading import LoadedModel, OpenModel, load_model, locate, open_model
 from swiftlet_serve.inference.pipeline import Pipeline, Scheduler
 from swiftlet_serve.inference.runtime import Place, Runtime
+from swiftlet_serve.inference.signature import check_signature
 from swiftlet_serve.machine.devices import CUDA_VISIBLE_DEVICES, find_devices
 from swiftlet_serve.scheduling.admission import AdmissionController
 from swiftlet_serve.scheduling.dispatcher import Dispatcher
@@ -154,7 +155,7 @@ class LocalRuntime(Runtime):
         """Loads the models of the settings into engines in this process. Blocks until they are ready.
 
         Raises:
-            ArtifactError, SetupError: as `load_model` and `locate`.
+            ArtifactError, SetupError: as `load_model`, `locate` and `check_signature`.
         """
         tokenizers: dict[str, Tokenizer] = {}
         served = [load_model(path, settings.engine, tokenizers) for path in _locate(settings)]
@@ -165,7 +166,7 @@ class LocalRuntime(Runtime):
         """Loads the models of the settings into engines in a worker process. Blocks until they are ready.
 
         Raises:
-            ArtifactError, SetupError: as `load_model` and `locate`.
+            ArtifactError, SetupError: as `load_model`, `locate` and `check_signature`.
         """
         runtime = cls.begin(settings)
         runtime.wait()
@@ -257,8 +258,16 @@ def _ready() -> None:
 
 
 def _locate(settings: Settings) -> list[Path]:
-    """Returns the directories of the models to load at start. Those of a model repository are loaded later."""
-    return locate(settings.models, settings.model_cache) if settings.repository is None else []
+    """Returns the directories of the models to load at start. Those of a model repository are loaded later.
+
+    Raises:
+        ArtifactError, SetupError: as `locate`, and as `check_signature`.
+    """
+    paths = locate(settings.models, settings.model_cache) if settings.repository is None else []
+    if key := settings.signer_key:
+        for path in paths:
+            check_signature(path, key)
+    return paths
 
 
 def _make_executor(settings: Settings, groups: Sequence[Sequence[Path]]) -> ProcessExecutor | DeviceExecutor:

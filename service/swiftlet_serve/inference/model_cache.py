@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from swiftlet_models import convert
+from swiftlet_models import checkpoint_files
 from swiftlet_models.artifact import MANIFEST
 from swiftlet_serve import build_info
 from swiftlet_serve.errors import SetupError
@@ -78,8 +78,8 @@ class ModelCache:
             ConversionError: the checkpoint cannot be reached.
             SetupError: the checkpoint cannot be served, or the cache cannot be written.
         """
-        directory, origin = convert.locate(source.source, source.revision)
-        adapter = convert.find_adapter(directory)
+        directory, origin = checkpoint_files.locate(source.source, source.revision)
+        adapter = checkpoint_files.find_adapter(directory)
         parts = [directory, adapter.base] if adapter else [directory]
         key = f"{source.name}-{self._digest(parts, source)}"
         entry = self._root / key

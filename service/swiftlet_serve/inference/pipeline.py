@@ -29,6 +29,7 @@ MAX_INLINE_CHARACTERS: Final = 300  # encoding up to this many takes no longer t
 MAX_INLINE_ASCII: Final = 4000  # the same for ASCII and a tokenizer in compiled code
 MAX_INLINE_TEXTS: Final = 2  # of so many characters
 MAX_INLINE_VALUES: Final = 2048  # decoding up to this many numbers takes no longer than a few thread switches (0.3 ms)
+VALUES_OF_A_ROW: Final = 32  # numbers that take as long as a row, however short
 # Limit of one request, whose rows stay in memory until the last one arrives. A task with small rows may allow more.
 MAX_SEQUENCES: Final = 256
 
@@ -195,7 +196,7 @@ class Pipeline:
                     await together.wait()
                 read = [replace(sequence, head=self.head) for sequence in sequences] if self.head else sequences
                 rows = self._scheduler.submit(read, deadline, priority, record)
-                outcomes = await _gather(rows if len(inputs) == 1 else [_row_or_error(row) for row in rows])
+                outcomes = await _gather(rows, () if len(inputs) == 1 else Internal)
                 return await self._decode(inputs, sequences, outcomes, record)
         except (DeadlineExceeded, Unavailable):
             if record is not None and sequences:
@@ -252,7 +253,7 @@ class Pipeline:
         record: RequestRecord | None,
     ) -> object:
         started = time.monotonic()
-        if sum(map(_values, sequences, outcomes)) <= MAX_INLINE_VALUES:
+        if sum(map(_values, sequences, outcomes)) + VALUES_OF_A_ROW * len(sequences) <= MAX_INLINE_VALUES:
             answer = partial_results.decode(self.model.task, inputs, outcomes)
         else:
             answer = await self.run_in_thread(partial_results.decode, self.model.task, inputs, outcomes)
@@ -314,21 +315,23 @@ def _values(sequence: Encoding, outcome: Outcome) -> int:
     return outcome.size * len(sequence.input_ids) if isinstance(sequence, Ranked) else outcome.size
 
 
-async def _row_or_error(row: Awaitable[Row]) -> Outcome:
-    """Returns the engine's error instead of raising it: the other inputs still get their answers."""
-    try:
-        return await row
-    except Internal as error:
-        return error
+async def _gather(rows: Sequence[Awaitable[Row]], keeps: type[Exception] | tuple[()] = ()) -> list[Any]:
+    """Returns all rows in order. If one raises or the caller is cancelled, the others are cancelled.
 
-
-async def _gather(rows: Sequence[Awaitable[Outcome]]) -> list[Outcome]:
-    """Returns all outcomes in order. If one raises or the caller is cancelled, the others are cancelled."""
+    An error of the type that `keeps` names takes the place of its row: the other inputs still get their answers.
+    """
     futures = [row if isinstance(row, asyncio.Future) else asyncio.ensure_future(row) for row in rows]
     try:
-        if len(futures) == 1:
+        if len(futures) == 1 and not keeps:
             return [await futures[0]]
-        return await asyncio.gather(*futures)
+        waiting = set(futures)
+        while waiting:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
+            errors = [error for future in done if (error := future.exception()) is not None]
+            for error in errors:
+                if not isinstance(error, keeps):
+                    raise error
+        return [future.exception() or future.result() for future in futures]
     finally:
         for future in futures:
             future.cancel()

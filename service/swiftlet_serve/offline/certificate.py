@@ -1,7 +1,6 @@
 """The certificate of an artifact: where it comes from, and how its answers agree with those of its network in fp32.
 
-`certificate.json` lies beside the manifest and holds its hash. `certificate.sig` is the Ed25519 signature of its bytes,
-as `openssl pkeyutl -rawin` makes and verifies it.
+`certificate.json` lies beside the manifest and holds its hash. `certificate.sig` is its signature.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from swiftlet_serve.offline.environment import processor
 from swiftlet_serve.offline.evaluate import Evaluation, agreement, summary
 from swiftlet_serve.offline.fidelity import Fidelity
 from swiftlet_serve.offline.int8_gate import loss_of
-from swiftlet_serve.signing import public_key
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -45,6 +43,7 @@ class Comparison:
     agreement: Mapping[str, Score]  # with fp32, by what agrees; empty for fp32
     scores: Mapping[str, Any] = field(default_factory=dict)  # by precision, if the file has labels
     loss: Score | None = None  # of the first score, in points
+    task: str | None = None  # that the model was compared in, if it is not that of its manifest
 
     @classmethod
     def of_texts(cls, data: Path | None, n: int, kept: Fidelity, answers: Score | None) -> Comparison:
@@ -135,27 +134,6 @@ def sign(path: Path, key: Ed25519PrivateKey) -> None:
         SetupError: the directory cannot be written.
     """
     _replace(path, SIGNATURE, key.sign((path / CERTIFICATE).read_bytes()))
-
-
-def check_signature(path: Path, key: Path) -> None:
-    """Checks that the owner of a public key, in PEM, signed the certificate of the artifact in `path`.
-
-    Raises:
-        SetupError: the artifact has no signature, or one of another key or another certificate, the key is not readable
-            or no Ed25519 key, or the package cryptography is not installed.
-    """
-    public = public_key(key)
-    from cryptography.exceptions import InvalidSignature
-
-    if not (path / SIGNATURE).is_file():
-        raise SetupError(f"{path.name} is not signed. Sign it with swiftlet certify {path} --sign-key KEY.")
-    try:
-        public.verify((path / SIGNATURE).read_bytes(), (path / CERTIFICATE).read_bytes())
-    except InvalidSignature:
-        raise SetupError(
-            f"{path.name}: the owner of {key} did not sign this certificate. Fetch the artifact again from its source, "
-            "or name the key of its signer."
-        ) from None
 
 
 def _replace(path: Path, name: str, content: bytes) -> None:

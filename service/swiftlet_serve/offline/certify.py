@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from swiftlet_models import convert
+from swiftlet_models import checkpoint_files
 from swiftlet_models import sentence_transformers as sentences
 from swiftlet_models.artifact import GOLDEN, HEAD, SAFETENSORS, TOKENIZER, WEIGHTS, Artifact, ArtifactError, seal
 from swiftlet_models.datasets import DatasetError
@@ -36,6 +36,7 @@ def certify(
     engine: str,
     report: Report,
     progress: Progress | None = None,
+    task: str | None = None,
 ) -> None:
     """Writes the certificate of the artifact in `path`. What one that is there says of other texts stays.
 
@@ -46,14 +47,15 @@ def certify(
         engine: the name of the engine whose answers are compared.
         report: called with a line about each step.
         progress: called with the number of finished requests and their total.
+        task: one of the tasks that the model answers. None: the task of its manifest.
 
     Raises:
         ArtifactError: the artifact is invalid, or the engine does not reproduce its golden answers.
-        ConversionError, SetupError: there are no weights in fp32, they are of another network, or the certificate
-            cannot be written.
+        ConversionError, SetupError: there are no weights in fp32, they are of another network, the model does not
+            answer the task, or the certificate cannot be written.
         DatasetError: the file cannot be read for the model's task.
     """
-    served = load_model(path, engine)
+    served = load_model(path, engine, task=task)
     artifact, title = served.artifact, served.engine.title
     before = certificate.comparisons(artifact)
     latency = {engine: measure_latency(served.engine)}
@@ -63,8 +65,10 @@ def certify(
         other.close()
     with tempfile.TemporaryDirectory(prefix="swiftlet-certify-") as temporary:
         exact, source = _in_fp32(artifact, checkpoint, Path(temporary), report)
-        comparison = _compare(exact, served, measure, report, progress)
-    others = [known for known in before if known.texts != comparison.texts]
+        comparison = _compare(exact.for_task(served.task_name), served, measure, report, progress)
+    if served.task_name != artifact.manifest.task:
+        comparison = replace(comparison, task=served.task_name)
+    others = [known for known in before if (known.texts, known.task) != (comparison.texts, comparison.task)]
     source = source or (artifact.certificate() or {}).get("source", artifact.manifest.source)
     certificate.write(artifact, source, title, latency, [*others, comparison])
 
@@ -80,7 +84,7 @@ def _in_fp32(
     if SAFETENSORS not in manifest.files:
         checkpoint = checkpoint or _origin(artifact)
         report(f"importing {checkpoint.source} in fp32")
-        embedding, (directory, _) = manifest.embedding, convert.locate(checkpoint.source, checkpoint.revision)
+        embedding, (directory, _) = manifest.embedding, checkpoint_files.locate(checkpoint.source, checkpoint.revision)
         imported, _ = import_checkpoint(
             checkpoint.source,
             manifest.task,
@@ -127,7 +131,7 @@ def _compare(
     exact: LoadedModel, served: LoadedModel, measure: Measure | None, report: Report, progress: Progress | None
 ) -> Comparison:
     """Compares the answers of two models, and closes both."""
-    manifest = served.manifest
+    manifest = replace(served.manifest, task=served.task_name)
     probe = Probe.golden(served.tokenizer, manifest, read_head(served.artifact))
     if measure is None:
         report("comparing with fp32 on the built-in texts")

@@ -11,7 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from swiftlet_models import checkpoint_card, convert, setfit, sources, static_embeddings, tokenizer_check
+from swiftlet_models import (
+    checkpoint_card,
+    checkpoint_files,
+    convert,
+    setfit,
+    sources,
+    static_embeddings,
+    tokenizer_check,
+)
 from swiftlet_models import sentence_transformers as sentences
 from swiftlet_models.artifact import IMPORTED, LANGUAGE, NAME, Artifact, Manifest, PoolingOption, Precision
 from swiftlet_models.checkpoint_tokenizer import read_limits
@@ -75,10 +83,10 @@ def import_checkpoint(
     """
     if refusal := sources.refusal(source):
         raise SetupError(refusal)
-    directory, origin = convert.locate(source, revision)
+    directory, origin = checkpoint_files.locate(source, revision)
     if refusal := sources.refusal(str(directory)):  # of a repository on the hub
         raise SetupError(refusal)
-    adapter = convert.find_adapter(directory)
+    adapter = checkpoint_files.find_adapter(directory)
     if task is None:
         task = "embed" if pooling else infer_task(directory, source, adapter.settings if adapter else None)
         report(f"the task is {task}")
@@ -226,7 +234,7 @@ def _hash(parts: Mapping[str, Path]) -> dict[str, str]:
     return {
         f"{prefix}{file.relative_to(directory)}": sha256(file)
         for prefix, directory in parts.items()
-        for file in convert.files(directory)
+        for file in checkpoint_files.files(directory)
     }
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from swiftlet_models.artifact import Artifact, ArtifactError, open_artifact
+from swiftlet_serve.inference.signature import check_signature, public_key
 from swiftlet_serve.repository.store import RepositoryError, Store
 
 COPY: Final = re.compile(r"(?P<name>.+)-(?P<version>[1-9][0-9]{0,8})-[0-9a-f]{16}")
@@ -24,13 +25,16 @@ TEMPORARY: Final = ".fetch-"
 class Cache:
     """Verified copies of versions, in a directory."""
 
-    def __init__(self, store: Store, directory: Path | None) -> None:
-        """Opens the cache. Without a directory, it is a temporary one.
+    def __init__(self, store: Store, directory: Path | None, signer_key: Path | None = None) -> None:
+        """Opens the cache. Without a directory, it is a temporary one. With a key, its owner must sign each version.
 
         Raises:
             OSError: the directory cannot be created.
+            SetupError: the key cannot be read.
         """
-        self._store = store
+        if signer_key:
+            public_key(signer_key)
+        self._store, self._signer_key = store, signer_key
         # A fetch that stalled may still write to a temporary directory while it is removed.
         temporary = (
             None if directory else tempfile.TemporaryDirectory("", "swiftlet-models-", ignore_cleanup_errors=True)
@@ -45,7 +49,7 @@ class Cache:
         """Returns the verified copy of a version.
 
         Raises:
-            ArtifactError: the version is no valid artifact, or one of another model.
+            ArtifactError: the version is no valid artifact, one of another model, or not signed with the key.
             RepositoryError: the repository cannot be read, or the copy cannot be written.
         """
         digest = hashlib.sha256(self._store.manifest(name, version)).hexdigest()
@@ -56,9 +60,11 @@ class Cache:
             shutil.rmtree(path, ignore_errors=True)
             self._copy(name, version, path)
             artifact = open_artifact(path)
-        if artifact.manifest.name != name:
-            shutil.rmtree(path, ignore_errors=True)
-            raise ArtifactError(f"The artifact of {name} {version} says that it is {artifact.manifest.name}.")
+        try:
+            self._check(artifact, name, version)
+        except ArtifactError:
+            shutil.rmtree(path, ignore_errors=True)  # the next fetch may find another one
+            raise
         return artifact
 
     def release(self, path: Path) -> None:
@@ -76,6 +82,12 @@ class Cache:
         """Removes a temporary cache."""
         if self._temporary is not None:
             self._temporary.cleanup()
+
+    def _check(self, artifact: Artifact, name: str, version: int) -> None:
+        if artifact.manifest.name != name:
+            raise ArtifactError(f"The artifact of {name} {version} says that it is {artifact.manifest.name}.")
+        if self._signer_key:
+            check_signature(artifact.path, self._signer_key)
 
     def _copy(self, name: str, version: int, path: Path) -> None:
         try:

@@ -13,7 +13,8 @@ def create_manager(runtime: LocalRuntime) -> ModelManager | None:
     """Returns a manager that is not started yet, or None without a repository.
 
     Raises:
-        SetupError: there is no such repository, the cache cannot be created, or settings contradict each other.
+        SetupError: there is no such repository, the cache cannot be created, a key cannot be read, or settings
+            contradict each other.
     """
     settings = runtime.settings
     if settings.repository is None:
@@ -30,7 +31,7 @@ def create_manager(runtime: LocalRuntime) -> ModelManager | None:
         raise SetupError("admin_keys_file needs the admin port. Set admin_port.")
     store = open_store(settings.repository)
     try:
-        cache = Cache(store, settings.repository_cache)
+        cache = Cache(store, settings.repository_cache, settings.signer_key)
     except OSError as error:
         raise SetupError(f"The repository_cache cannot be created: {error.strerror}.") from None
     limit = None if settings.max_models_mb is None else settings.max_models_mb * 10**6

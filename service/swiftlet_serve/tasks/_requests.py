@@ -119,7 +119,12 @@ def characters(inputs: object) -> int:
         return len(inputs)
     if isinstance(inputs, BaseModel):
         return sum([characters(value) for value in vars(inputs).values() if value])
-    return sum(map(characters, inputs)) if isinstance(inputs, list) else isinstance(inputs, int)
+    if not isinstance(inputs, list):
+        return isinstance(inputs, int)
+    kinds = set(map(type, inputs))
+    if kinds == {int}:  # in compiled code, as below: these lists are long
+        return len(inputs)
+    return sum(map(len if kinds == {str} else characters, inputs))
 
 
 def texts(inputs: object) -> list[str]:

@@ -111,6 +111,7 @@ class Classify:
         self.labels = manifest.labels
         self.is_regression = manifest.problem == "regression"
         self._default = default_function(manifest.problem, len(manifest.labels))
+        self._prompt = manifest.embedding.default_prompt_text() if manifest.embedding else ""
         self._read_last_token = tasks.is_causal(manifest)
 
     def encode(self, request: ClassifyRequest) -> list[Encoding]:
@@ -122,9 +123,9 @@ class Classify:
         inputs = request.inputs if isinstance(request.inputs, list) else [request.inputs]
         places = pointers(request.inputs)
         parameters = request.parameters or DEFAULTS
-        texts = [_text(item, pointer) for item, pointer in zip(inputs, places, strict=True)]
+        texts = [_text(item, pointer, self._prompt) for item, pointer in zip(inputs, places, strict=True)]
         limits = self.max_tokens, parameters.truncation
-        encodings = _windows.encode(self.tokenizer, texts, *limits, places, self.max_sequences)
+        encodings = _windows.encode(self.tokenizer, texts, *limits, places, self.max_sequences, prefix=self._prompt)
         for encoding in encodings:
             if not len(encoding.input_ids):  # no special tokens, and a text of control characters
                 raise empty_input(places[encoding.text_index])
@@ -197,14 +198,14 @@ FUNCTIONS: Final[dict[Function, Callable[[Sequence[float]], list[float]]]] = {
 }
 
 
-def _text(item: str | Pair, pointer: str) -> Text:
+def _text(item: str | Pair, pointer: str, prompt: str) -> Text:
     if isinstance(item, Pair):
         text, pair, pointer = item.text, item.text_pair, f"{pointer}/text"
     else:
         text, pair = item, None
     if not text.strip():
         raise empty_input(pointer)
-    return text if pair is None else (text, pair)
+    return prompt + text if pair is None else (prompt + text, pair)
 
 
 TASK: Final = Classify

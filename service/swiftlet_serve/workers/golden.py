@@ -1,4 +1,4 @@
-"""Replays an artifact's golden answers on an engine: warm-up, smoke test and parity check in one step.
+"""Replays an artifact's golden answers on an engine: warm-up, smoke test, parity check and timing in one step.
 
 `golden.npz` holds B sequences laid end to end as in a `Batch` (`input_ids`, `token_type_ids`, `offsets`, `focus`,
 `focus_offsets`) and the outputs of the fp32 network. `rows` (N, C) float32 are the head's outputs in `columns` (C,).
@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import BytesIO
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from swiftlet_serve.types import Batch, Engine, Row, TimedCall, helped_s
 from swiftlet_serve.types.topk import NOTHING, Ranked, Ranking, rank
 
 TOP_K: Final = 3  # outputs requested to check the engine's ranking
-MAX_TOKENS: Final = 16384  # of all sequences: each runs three times
+MAX_TOKENS: Final = 16384  # of all sequences: each runs twice
 _IDS: Final = (np.dtype("<i8"), 1)
 ARRAYS: Final[Mapping[str, tuple[np.dtype[Any], int]]] = {
     **dict.fromkeys(("input_ids", "token_type_ids", "offsets", "focus", "focus_offsets", "columns"), _IDS),
@@ -31,8 +31,15 @@ ARRAYS: Final[Mapping[str, tuple[np.dtype[Any], int]]] = {
 """The arrays of the file, with their types and numbers of dimensions."""
 
 
-def replay(artifact: Artifact, engine: Engine) -> float:
-    """Returns the largest |output - golden|. Each sequence runs alone.
+class Replay(NamedTuple):
+    """What an engine did with the golden sequences."""
+
+    deviation: float  # the largest |output - golden|
+    timed_calls: Sequence[TimedCall]  # one for each sequence, as if on one core
+
+
+def replay(artifact: Artifact, engine: Engine) -> Replay:
+    """Runs each golden sequence alone, twice: with its outputs ranked, which warms the engine, and timed.
 
     Raises:
         ArtifactError: the difference exceeds the manifest's tolerance, an answer is not finite, or the file holds no
@@ -42,16 +49,16 @@ def replay(artifact: Artifact, engine: Engine) -> float:
     rows = arrays.pop("rows")
     try:
         columns, width = arrays.pop("columns"), artifact.manifest.width
-        deviation = _deviation(engine, width, rows, columns, Batch.without_top_k(**arrays))
+        replayed = _replay(engine, width, rows, columns, Batch.without_top_k(**arrays))
     except Exception as error:  # neither the arrays' content nor the engine can be trusted here
         raise ArtifactError(f"{artifact.path.name}: {GOLDEN} cannot be replayed: {error}") from error
     tolerance = artifact.manifest.tolerance + engine.extra_tolerance * float(np.abs(rows).max(initial=0.0))
-    if not deviation <= tolerance:  # also true if either is NaN
+    if not replayed.deviation <= tolerance:  # also true if either is NaN
         raise ArtifactError(
-            f"{artifact.path.name}: the engine's answers differ from the golden answers by {deviation:.3g}. "
+            f"{artifact.path.name}: the engine's answers differ from the golden answers by {replayed.deviation:.3g}. "
             f"The tolerance is {tolerance:.3g}."
         )
-    return deviation
+    return replayed
 
 
 def golden_inputs(artifact: Artifact) -> list[Encoding]:
@@ -65,39 +72,24 @@ def golden_inputs(artifact: Artifact) -> list[Encoding]:
     return Batch.without_top_k(**arrays).encodings()
 
 
-def time_calls(artifact: Artifact, engine: Engine) -> list[TimedCall]:
-    """Runs the golden sequences on a warm engine and measures the duration of each call, as if on one core.
-
-    Raises:
-        ArtifactError: the file holds no golden answers.
-    """
-    timed = []
-    for encoding in golden_inputs(artifact):
-        started = time.perf_counter()
-        engine.run(Batch.of([encoding]))
-        seconds = time.perf_counter() - started + helped_s(engine)
-        timed.append(TimedCall(len(encoding.input_ids), seconds))
-    return timed
-
-
-def _deviation(
-    engine: Engine, width: int, rows: NDArray[np.float32], columns: NDArray[np.int64], batch: Batch
-) -> float:
-    largest = 0.0
+def _replay(engine: Engine, width: int, rows: NDArray[np.float32], columns: NDArray[np.int64], batch: Batch) -> Replay:
+    largest, timed = 0.0, []
     for encoding, golden in zip(batch.encodings(), batch.split_rows(rows), strict=True):
+        (ranked,) = engine.run(Batch.of([Ranked(**vars(encoding), top_k=TOP_K, candidates=NOTHING)]))
+        started = time.perf_counter()
         (row,) = engine.run(Batch.of([encoding]))
+        timed.append(TimedCall(len(encoding.input_ids), time.perf_counter() - started + helped_s(engine)))
         if row.shape != (len(encoding.focus), width):
             raise ValueError(f"the engine returned a row of shape {row.shape}, expected {len(encoding.focus), width}")
         if not np.isfinite(row).all():
             raise ValueError("the engine returned NaN or infinity")
-        _check_ranking(engine, encoding, row)
+        _check_ranking(ranked, row)
         largest = max(largest, float(np.abs(row[:, columns] - golden).max(initial=0.0)))
-    return largest
+    return Replay(largest, timed)
 
 
-def _check_ranking(engine: Engine, encoding: Encoding, row: Row) -> None:
+def _check_ranking(ranked: Row, row: Row) -> None:
     """Raises ValueError if the engine's top-k result differs from the top-k of this row."""
-    ranked = engine.run(Batch.of([Ranked(**vars(encoding), top_k=TOP_K, candidates=NOTHING)]))[0]
     actual, expected = Ranking.of(ranked), Ranking.of(rank(row, TOP_K, NOTHING))
     for ours, theirs in zip(actual[:2], expected[:2], strict=True):  # equal outputs may come in any order of columns
         if ours.shape != theirs.shape or not np.allclose(ours, theirs, rtol=1e-3, atol=1e-3):

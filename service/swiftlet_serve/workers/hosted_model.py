@@ -20,7 +20,7 @@ from swiftlet_serve.errors import Internal, log_exception
 from swiftlet_serve.types import Batch, BatchResult, Engine, Outcome, Row, TimedCall, helped_s
 from swiftlet_serve.types.codec import ERROR_DETAILS
 from swiftlet_serve.types.topk import is_of
-from swiftlet_serve.workers.golden import replay, time_calls
+from swiftlet_serve.workers.golden import replay
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +64,8 @@ def host_model(artifacts: Sequence[Artifact], engine_name: str, cores: int = 1) 
         heads = [OneHead(engine, head) for head in range(len(artifacts))]
     if not engine.runs_network:
         return EngineModel(engine, widths, []), None
-    deviation = max(replay(artifact, head) for artifact, head in zip(artifacts, heads, strict=True))
-    return EngineModel(engine, widths, time_calls(artifacts[0], heads[0])), deviation
+    replayed = [replay(artifact, head) for artifact, head in zip(artifacts, heads, strict=True)]
+    return EngineModel(engine, widths, replayed[0].timed_calls), max(found.deviation for found in replayed)
 
 
 def _engine_of_heads(module: Any, artifacts: Sequence[Artifact], threads: int) -> Engine:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from swiftlet_models.graphs.export import ExportError, export, write
 from swiftlet_models.heads import Model
 from swiftlet_models.tokenizer import Encoding
-from tests.support.checkpoints import our_rows, relative_error
+from tests.support.checkpoints import our_rows, randomise, relative_error, untrained
 from tests.support.graph_cache import cached, structure
-from tests.support.networks import EXPORTED, batch, graph, network, run
+from tests.support.networks import CONFIGS, EXPORTED, batch, graph, network, run
 from tests.support.paths import ROOT
 
 
@@ -79,6 +79,17 @@ def test_export_is_self_contained_and_names_no_local_paths(architecture, task):
     here = (str(ROOT), sys.prefix, f"{Path.home()}/")
     for trace in (*here, ".py", "site-packages", "forward"):
         assert trace.encode() not in content
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("shared", ["attention", "feed_forward"])
+def test_exported_graph_shares_a_part_of_the_layers(shared):
+    model = untrained("albert", CONFIGS["albert"] | {"shared_parameters": shared}, "classify").eval()
+    randomise(model)
+    made, given = export(model), batch("classify", [9, 1, 33])
+
+    assert_stores_weights(made, model)
+    assert relative_error(run(made, given), our_rows(model, given)) <= 1e-5
 
 
 def test_write_is_deterministic_and_writes_one_file(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from swiftlet_models.architectures import albert
 from swiftlet_models.heads import build
 from swiftlet_train.initialisation import find_initialiser
 from swiftlet_train.initialisation.bottleneck_layers import narrow_query_key, residual_scale
@@ -19,6 +20,7 @@ from swiftlet_train.initialisation.standard_layers import (
     standard_layers,
 )
 from swiftlet_train.pretraining import knowledge_transfer
+from swiftlet_train.recipe import RecipeError
 from swiftlet_train.teachers.encoders import prune_embeddings
 from tests.support.checkpoints import SMALL, conversion, reference
 from tests.support.training import same_state
@@ -72,6 +74,12 @@ def test_initialise_factorised_copies_the_first_covered_layer(teacher, groups, f
     assert len(teacher.layers) == 3
     for group, first in zip(student.encoder.groups, firsts, strict=True):
         assert same_state(group[0], teacher.layers[first])
+
+
+@pytest.mark.parametrize("shared", ["attention", "feed_forward"])
+def test_network_that_shares_a_part_of_its_layers_cannot_be_initialised(shared):
+    with pytest.raises(RecipeError, match="shared_parameters"):
+        find_initialiser("albert", albert.Config(shared_parameters=shared).traits())
 
 
 @pytest.mark.parametrize("dead", [48, 40])

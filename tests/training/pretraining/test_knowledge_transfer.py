@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from swiftlet_models.heads import build
 from swiftlet_train.pretraining import knowledge_transfer
 from swiftlet_train.recipe import KnowledgeTransfer
 from tests.support.networks import CONFIGS, network
@@ -73,6 +74,15 @@ def test_feature_loss_compares_only_the_given_layers():
 
     assert knowledge_transfer.feature_loss(student, features(3), WHERE, range(2, 3)) == 0
     assert knowledge_transfer.feature_loss(student, features(3), WHERE, range(2, 4)) > 0.1
+
+
+def test_record_attention_records_every_layer_of_a_shared_attention():
+    config = CONFIGS["albert"] | {"num_hidden_layers": 3, "shared_parameters": "attention"}
+    encoder, ids = build("albert", config, "masked_lm").encoder, torch.ones((1, 4), dtype=torch.long)
+    with torch.no_grad(), knowledge_transfer.record_attention(encoder, ids > 0) as recorded:
+        encoder(ids, ids * 0, ids > 0)
+
+    assert len(recorded) == 3
 
 
 @pytest.mark.parametrize(("name", "task"), [("bert", "qa"), ("albert", "classify"), ("mobilebert", "qa")])

@@ -218,9 +218,12 @@ def test_pretrain_rejects_a_teacher_of_another_shape(pretrained, project, tmp_pa
 
 def test_pretrain_rejects_impossible_knowledge_transfer(pretrained, project, teacher_model, tmp_path):
     recipe = load_recipe(str(project / "tiny.toml"))
-    work = replace(recipe.pretraining, knowledge_transfer=KnowledgeTransfer(strategy="progressive", feature_weight=1.0))
-    with pytest.raises(RecipeError, match="cannot train shared layers"):
-        pretrain(replace(recipe, pretraining=work), project / "data", tmp_path / "shared", SILENT)
+    plan = KnowledgeTransfer(strategy="progressive", feature_weight=1.0)
+    work = replace(recipe.pretraining, knowledge_transfer=plan, init_from_teacher=False)
+    for shared in ("all", "attention", "feed_forward"):
+        own = replace(recipe, pretraining=work, config=recipe.config | {"shared_parameters": shared})
+        with pytest.raises(RecipeError, match="cannot train shared layers"):
+            pretrain(own, project / "data", tmp_path / shared, SILENT)
     with pytest.raises(RecipeError, match="a student with bottlenecks"):
         pretrain(
             *(

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from swiftlet_serve import signing
 from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.inference.pipeline import Pipeline
+from swiftlet_serve.inference.signature import signing_key
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.types import json_text
 
@@ -53,7 +53,7 @@ class Signer:
         Raises:
             SetupError: the key cannot be read.
         """
-        return cls(signing.signing_key(settings.receipt_key)) if settings.receipt_key else None
+        return cls(signing_key(settings.receipt_key)) if settings.receipt_key else None
 
     def header(self, request: Request, pipeline: Pipeline, answer: Any, response: bytes) -> tuple[bytes, bytes]:
         """Returns the header with the receipt of an answer."""

@@ -1,4 +1,8 @@
-"""Ed25519 keys in PEM, which sign certificates and receipts. They need the extra `sign`."""
+"""The keys that sign certificates of artifacts, and the check of a signature.
+
+`certificate.sig` is the Ed25519 signature of the bytes of `certificate.json`, as `openssl pkeyutl -rawin` makes and
+verifies it. The certificate holds the hash of the manifest, and the manifest those of all other files.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from swiftlet_models.artifact import CERTIFICATE, SIGNATURE, ArtifactError
 from swiftlet_serve import extras
 from swiftlet_serve.errors import SetupError
 
@@ -45,6 +50,28 @@ def public_key(file: Path) -> Ed25519PublicKey:
     if not isinstance(key, Ed25519PublicKey):
         raise SetupError(f"{file} is not a public Ed25519 key. {NEW_KEY}")
     return key
+
+
+def check_signature(path: Path, key: Path) -> None:
+    """Checks that the owner of a public key, in PEM, signed the certificate of the artifact in `path`.
+
+    Raises:
+        ArtifactError: the artifact has no signature, or one of another key or another certificate.
+        SetupError: as `public_key`.
+    """
+    public = public_key(key)
+    from cryptography.exceptions import InvalidSignature
+
+    signature, certificate = path / SIGNATURE, path / CERTIFICATE
+    if not (signature.is_file() and certificate.is_file()):
+        raise ArtifactError(f"{path.name} is not signed. Sign it with swiftlet certify {path} --sign-key KEY.")
+    try:
+        public.verify(signature.read_bytes(), certificate.read_bytes())
+    except InvalidSignature:
+        raise ArtifactError(
+            f"{path.name}: the owner of {key} did not sign this certificate. Fetch the artifact again from its source, "
+            "or name the key of its signer."
+        ) from None
 
 
 def _load(key: Path, load: Callable[[bytes], object]) -> object:
