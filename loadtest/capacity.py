@@ -14,8 +14,8 @@ import asyncio
 import json
 
 from loadtest.generator import closed_loop
-from loadtest.http_client import Client, request_bytes
 from loadtest.server_process import ServerProcess, cpu_seconds, resident_kib, serving
+from swiftlet_serve.http_client import Client, request_bytes
 from swiftlet_serve.offline.environment import current_environment
 
 LENGTHS = (16, 32, 64, 128, 256, 512)

@@ -33,13 +33,13 @@ from typing import Final
 
 from loadtest import wrk
 from loadtest.generator import closed_loop
-from loadtest.http_client import Client, request_bytes
 from loadtest.report import require_chart
 from loadtest.server_process import module_server, resident_kib, serving, wait_until_idle
 from loadtest.workload import LONG_BYTES, TASKS, default_workload, read_workload, route_of
 from loadtest.wrk import WrkResult
 from swiftlet_serve.benchmark.baselines import ENGINES, missing_package
 from swiftlet_serve.benchmark.plan import BUNDLED
+from swiftlet_serve.http_client import Client, request_bytes
 from swiftlet_serve.offline.environment import Environment, current_environment, load_warnings
 from swiftlet_serve.telemetry.percentile import percentile
 

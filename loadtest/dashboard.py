@@ -28,9 +28,9 @@ from matplotlib.figure import Figure
 
 from loadtest.arrivals import poisson
 from loadtest.generator import open_loop
-from loadtest.http_client import Client, ConnectionLost, request_bytes
 from loadtest.prometheus_server import DASHBOARD, Prometheus, expressions, prometheus
 from loadtest.server_process import ServerProcess, process_tree, serving
+from swiftlet_serve.http_client import Client, ConnectionLost, request_bytes
 
 SCRAPE_S, STEP_S = 1.0, 1.0
 PHASES = ((15, 40), (15, 1200), (20, 40))  # seconds, requests per second

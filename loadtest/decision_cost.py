@@ -17,8 +17,8 @@ from statistics import median
 from typing import Any, Final
 
 from loadtest.generator import send_all
-from loadtest.http_client import Client, request_bytes
 from loadtest.server_process import ServerProcess, cpu_by_role, serving
+from swiftlet_serve.http_client import Client, request_bytes
 
 COUNTS: Final = (1, 8, 32)
 WARM_UP: Final = 5

@@ -22,10 +22,10 @@ import grpc
 import numpy as np
 import uvloop
 
-from loadtest.http_client import Client, Connection, request_bytes
 from loadtest.server_process import serving
 from swiftlet_serve.benchmark.measure import Interval
 from swiftlet_serve.grpc import open_inference_pb2 as pb
+from swiftlet_serve.http_client import Client, Connection, request_bytes
 
 TEXT = "A warm, funny and clever film."
 MANY = 64

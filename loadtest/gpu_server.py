@@ -45,13 +45,13 @@ import uvloop
 from loadtest import wrk
 from loadtest.arrivals import poisson
 from loadtest.generator import closed_loop
-from loadtest.http_client import Client, ConnectionLost, request_bytes
 from loadtest.load import Load
 from loadtest.measurement import Measurement, RequestResult, summarize
 from loadtest.server_process import ServerProcess, cpu_by_role, roles, serving
 from loadtest.workload import LONG_BYTES, Body, default_workload, read_workload
 from swiftlet_models.artifact import open_artifact, seal
 from swiftlet_serve.http.gate.api_keys import add_line, make_key
+from swiftlet_serve.http_client import Client, ConnectionLost, request_bytes
 from swiftlet_serve.inference.loading import locate
 from swiftlet_serve.machine.devices import find_devices
 from swiftlet_serve.offline.environment import current_environment

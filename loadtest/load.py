@@ -18,9 +18,9 @@ from typing import Final
 from loadtest.arrivals import SHAPES, read_trace, replayed, shaped
 from loadtest.backoff import RETRYABLE, backoff_s
 from loadtest.generator import closed_loop, open_loop
-from loadtest.http_client import Client, ConnectionLost, request_bytes
 from loadtest.measurement import CONNECTION_LOST, WRONG_RESPONSE, RequestResult
 from loadtest.workload import OTHERS, TASKS, Body, default_workload, read_workload
+from swiftlet_serve.http_client import Client, ConnectionLost, request_bytes
 
 SOAK_S: Final = 1800.0
 

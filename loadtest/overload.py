@@ -34,9 +34,9 @@ import uvloop
 
 from loadtest.arrivals import poisson
 from loadtest.generator import closed_loop, open_loop
-from loadtest.http_client import Client, ConnectionLost, request_bytes
 from loadtest.report import require_chart
 from loadtest.server_process import ServerProcess, serving
+from swiftlet_serve.http_client import Client, ConnectionLost, request_bytes
 from swiftlet_serve.offline.environment import current_environment
 from swiftlet_serve.scheduling.load import AdmissionPolicy
 from swiftlet_serve.telemetry.percentile import percentile

@@ -28,10 +28,10 @@ from typing import Any, Final, NamedTuple
 
 import swiftlet_models
 from loadtest.generator import send_all
-from loadtest.http_client import Client, request_bytes
 from loadtest.server_process import ROOT, ServerProcess, cpu_by_role, serving
 from loadtest.workload import default_workload
 from swiftlet_models.artifact import Head
+from swiftlet_serve.http_client import Client, request_bytes
 from swiftlet_serve.offline.environment import current_environment
 
 CALLERS: Final = 32

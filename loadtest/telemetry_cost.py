@@ -17,8 +17,8 @@ import time
 from contextlib import ExitStack
 
 from loadtest.generator import send_all
-from loadtest.http_client import Client, request_bytes
 from loadtest.server_process import ServerProcess, cpu_s, serving
+from swiftlet_serve.http_client import Client, request_bytes
 from swiftlet_serve.telemetry.percentile import percentile
 from swiftlet_serve.telemetry.request_record import STAGES, RequestRecord
 from swiftlet_serve.telemetry.request_stats import RequestStats

@@ -32,7 +32,7 @@ def run(*arguments: str):
 
 def test_help_lists_commands_and_settings():
     commands = {"bench", "cache", "calibrate", "certify", "check", "evaluate", "import", "key", "plot", "push", "score"}
-    commands |= {"serve", "shadow-report", "study", "train"}
+    commands |= {"replay", "serve", "shadow", "shadow-report", "study", "train"}
     assert set(re.findall(r"^  ([a-z][\w-]*)  ", run("--help").output, re.MULTILINE)) == commands
     options = run("serve", "--help").output
     for name, field in Settings.model_fields.items():

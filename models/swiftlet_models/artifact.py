@@ -259,6 +259,7 @@ class Artifact:
 
     path: Path
     manifest: Manifest
+    digest: str = ""  # SHA-256 of the manifest's file, which has those of all other files; empty before it is written
 
     def file(self, name: str) -> Path:
         """Returns the path of a listed file.
@@ -328,7 +329,7 @@ def open_artifact(path: Path) -> Artifact:
         raise ArtifactError(f"{path.name}: {name} is not listed in {MANIFEST}.")
     for name, expected in manifest.files.items():
         _verify(path, name, expected)
-    artifact = Artifact(path, manifest)
+    artifact = Artifact(path, manifest, _measure(path, MANIFEST).sha256)
     try:
         artifact.card()
     except (ValueError, RecursionError):

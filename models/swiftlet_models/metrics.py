@@ -63,8 +63,8 @@ def mean(values: Sequence[float]) -> Score:
     return Score(100 * value, 100 * low, 100 * high, n)
 
 
-def share(hits: int, n: int) -> Score:
-    """Returns the share of n cases that are hits, with Wilson's interval (1927).
+def share(hits: float, n: int) -> Score:
+    """Returns the share of n cases that are hits, with Wilson's interval (1927). A case may be a hit in part.
 
     Raises:
         ValueError: there are no cases.
@@ -76,6 +76,31 @@ def share(hits: int, n: int) -> Score:
     margin = Z / (1 + Z**2 / n) * math.sqrt(value * (1 - value) / n + Z**2 / (4 * n**2))
     low, high = min(value, middle - margin), max(value, middle + margin)
     return Score(100 * value, 100 * max(0.0, low), 100 * min(1.0, high), n)
+
+
+def clustered_share(hits: Sequence[int], sizes: Sequence[int]) -> Score:
+    """Returns the share of cases that are hits, if cases come in n groups that are not independent within.
+
+    The interval holds two others: the normal approximation for a ratio of sums (Cochran 1977, Sampling Techniques,
+    section 6.3), which has no width without a miss, and Wilson's of n cases, as if a group told no more than one case.
+
+    Args:
+        hits: (n,) hits of each group.
+        sizes: (n,) cases of each group, at least 1.
+
+    Raises:
+        ValueError: there are no groups, or the arguments differ in length.
+    """
+    groups = np.array(list(zip(hits, sizes, strict=True)), np.float64)
+    if not len(groups):
+        raise ValueError("there are no cases.")
+    n, cases = len(groups), float(groups[:, 1].sum())
+    value = float(groups[:, 0].sum()) / cases
+    errors = groups[:, 0] - value * groups[:, 1]
+    margin = Z * math.sqrt(n / max(1, n - 1) * float(errors @ errors)) / cases
+    wilson = share(value * n, n)
+    low, high = min(100 * (value - margin), wilson.low), max(100 * (value + margin), wilson.high)
+    return Score(100 * value, max(0.0, low), min(100.0, high), n)
 
 
 def spearman(values: Sequence[float], others: Sequence[float]) -> Score:

@@ -126,6 +126,11 @@ class Settings(BaseSettings):
         description="File with the accepted API keys, one per line, as printed by `swiftlet key`. "
         "Unset: requests need no key.",
     )
+    receipt_key: Path | None = Field(
+        None,
+        description="PEM file with a private Ed25519 key that signs a receipt of each answer, in X-Receipt. "
+        "Needs the extra sign. Unset: no receipts.",
+    )
     signer_key: Path | None = Field(
         None,
         description="PEM file with the public Ed25519 key whose owner must have signed the certificate of each model, "

@@ -116,7 +116,7 @@ def test_response_headers_are_those_that_the_server_sends(app):
     sent = set(response.headers.keys()) - {"content-length", "content-type"}
 
     assert response.status_code == 200
-    assert shown - sent == {"retry-after", "www-authenticate"}
+    assert shown - sent == {"retry-after", "www-authenticate", "x-receipt"}
     assert sent <= shown
 
 

@@ -29,6 +29,7 @@ PLACE = {"entity_group": "LOC", "score": 0.9, "word": "Bern", "start": 9, "end":
         ([ANSWER, ANSWER], [ANSWER, ANSWER | {"start": 1}], True, False, 0.0),
         ([PERSON, PLACE], [PERSON, PLACE | {"score": 0.8}], False, True, 0.1),
         ([PERSON, PLACE], [PERSON], False, False, 0.0),
+        ([PLACE, PERSON], [PLACE, PERSON | {"word": "Anne"}], False, False, 0.0),  # scores that fall make no ranking
         ([[PERSON, PLACE]], [[PERSON, PLACE | {"word": "Basel"}]], True, False, 0.0),
         ([[1.0, 0.0]], [[1.0, 0.0]], True, True, 0.0),
         ([[1.0, 0.0]], [[0.0, 1.0]], True, False, 1.0),

@@ -25,10 +25,10 @@ import uvloop
 import swiftlet_serve.engines
 from loadtest.arrivals import poisson
 from loadtest.generator import open_loop, send_all
-from loadtest.http_client import Client, ConnectionLost, request_bytes
 from loadtest.overload import run as run_overload
 from loadtest.server_process import STAND_IN, ServerProcess, resident_kib, serving
 from swiftlet_serve.engines.echo import Echo
+from swiftlet_serve.http_client import Client, ConnectionLost, request_bytes
 from swiftlet_serve.inference.loading import load_model, locate
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings

@@ -14,8 +14,8 @@ from typing import Final
 import grpc
 import uvloop
 
-from loadtest.http_client import Client, ConnectionLost, Response, request_bytes
 from loadtest.server_process import ServerProcess, serving
+from swiftlet_serve.http_client import Client, ConnectionLost, Response, request_bytes
 from tests.support.grpc_server import FAULTS, damage, damaged_sources
 from tests.support.grpc_server import Client as GrpcClient
 from tests.support.hostile import CANARY, Attack

@@ -13,9 +13,9 @@ from typing import Final
 
 import uvloop
 
-from loadtest.http_client import request_bytes
 from loadtest.server_process import serving
 from swiftlet_serve.http.app import create_app
+from swiftlet_serve.http_client import request_bytes
 from swiftlet_serve.inference.loading import locate
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings

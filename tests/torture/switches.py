@@ -17,9 +17,9 @@ from typing import Final
 import uvloop
 
 from loadtest.generator import closed_loop
-from loadtest.http_client import Client, ConnectionLost, request_bytes
 from loadtest.server_process import ServerProcess, process_tree, serving
 from swiftlet_serve.http.gate.api_keys import add_line, make_key
+from swiftlet_serve.http_client import Client, ConnectionLost, request_bytes
 from swiftlet_serve.telemetry.percentile import percentile
 from tests.support.repositories import make_version
 from tests.torture.outcome import Outcome, scaled

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from swiftlet_models.artifact import ArtifactError, PoolingOption, Precision
 from swiftlet_models.errors import ModelError
 from swiftlet_serve import extras, tasks
-from swiftlet_serve.cli import cache, certify, repository, score, summaries
+from swiftlet_serve.cli import cache, certify, replay, repository, score, shadow, summaries
 from swiftlet_serve.cli.options import DataFile, Directory, data_option, limit_option, skip_option
 from swiftlet_serve.cli.progress import advance, note
 from swiftlet_serve.errors import SetupError
@@ -398,6 +398,8 @@ main.add_command(certify.certify)
 main.add_command(score.score)
 main.add_command(repository.push)
 main.add_command(repository.shadow_report)
+main.add_command(replay.replay)
+main.add_command(shadow.shadow)
 
 
 def _add_training(group: click.Group) -> None:

@@ -42,7 +42,7 @@ CORS_ALLOWED: Final = (
     "X-Request-Timeout-Ms",
     "X-Routing-Key",
 )
-CORS_EXPOSED: Final = ("Retry-After", "Server-Timing", *COMPUTE_HEADERS, "X-Model-Version", "X-Request-Id")
+CORS_EXPOSED: Final = ("Retry-After", "Server-Timing", *COMPUTE_HEADERS, "X-Model-Version", "X-Receipt", "X-Request-Id")
 NO_TELEMETRY: Final[Any] = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
 """Disables FastAPI's telemetry, which would record paths, and perhaps users' texts. See `telemetry.tracing`."""
 

@@ -34,7 +34,7 @@ def compare(served: Any, candidate: Any, *, several: bool) -> Agreement:
     left, right = _per_input(served, several), _per_input(candidate, several)
     if len(left) != len(right):
         return Agreement(agrees=False, shift=0.0)
-    entries = [_compare_one(*pair) for pair in zip(left, right, strict=True)]
+    entries = [compare_one(*pair) for pair in zip(left, right, strict=True)]
     return Agreement(all(entry.agrees for entry in entries), max((entry.shift for entry in entries), default=0.0))
 
 
@@ -43,7 +43,8 @@ def _per_input(answer: Any, several: bool) -> list[Any]:
     return plain if several or (isinstance(plain, list) and plain and isinstance(plain[0], list)) else [plain]
 
 
-def _compare_one(served: Any, candidate: Any) -> Agreement:
+def compare_one(served: Any, candidate: Any) -> Agreement:
+    """Compares two answers about one input, as plain JSON."""
     if _is_vector(served) and _is_vector(candidate):
         cosine = _cosine(served, candidate)
         return Agreement(cosine >= EQUAL_VECTORS, 1 - cosine)
@@ -62,7 +63,13 @@ def _entries(answer: Any) -> list[tuple[Any, float]]:
         answer = [{"label": a, "score": b} for a, b in zip(answer["labels"], answer["scores"], strict=False)]
     entries = [_entry(item) for item in answer] if isinstance(answer, list) else [_entry(answer)]
     scores = [score for _, score in entries]
-    return entries[:1] if scores == sorted(scores, reverse=True) else entries
+    is_ranking = scores == sorted(scores, reverse=True) and not any(_is_entity(meaning) for meaning, _ in entries)
+    return entries[:1] if is_ranking else entries
+
+
+def _is_entity(meaning: Any) -> bool:
+    """Returns whether something is an entity of a text. Entities are no ranking, even where their scores fall."""
+    return isinstance(meaning, dict) and not meaning.keys().isdisjoint(("entity", "entity_group"))
 
 
 def _entry(item: Any) -> tuple[Any, float]:

@@ -118,14 +118,20 @@ def decide(runtime: Runtime, request: Request) -> Translation:
     """Translates a decisions request."""
     body = bodies.parse(DecisionsRequest, request.body)
     pipeline = runtime.catalog.find(body.model, request.version)
-    text = body.input if isinstance(body.input, str) else _conversation(body.input)
+    text = input_text(body.input)
     questions = [_question(question, f"/questions/{i}") for i, question in enumerate(body.questions)]
     return ask(pipeline, text, questions, "/input", partial(_decisions, body.questions), truncate=body.truncation)
 
 
-def _conversation(messages: Sequence[Message]) -> str:
-    """Returns the texts of messages, one per line."""
-    return "\n".join(_text(message.content, f"/input/{i}/content") for i, message in enumerate(messages))
+def input_text(content: str | Sequence[Message]) -> str:
+    """Returns the text of an input: of messages, their texts, one per line.
+
+    Raises:
+        Unprocessable: a part of a message is neither a text nor JSON.
+    """
+    if isinstance(content, str):
+        return content
+    return "\n".join(_text(message.content, f"/input/{i}/content") for i, message in enumerate(content))
 
 
 def _text(content: Texts, pointer: str) -> str:

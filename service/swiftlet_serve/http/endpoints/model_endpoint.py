@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from pydantic_core import to_json
@@ -12,6 +13,7 @@ from starlette.responses import Response
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import FieldError, Unprocessable
 from swiftlet_serve.http.endpoints import bodies
+from swiftlet_serve.http.endpoints.receipts import Signer
 from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.http.wording import OWN, Wording
 from swiftlet_serve.inference.catalog import ModelLoading
@@ -30,6 +32,9 @@ MARGIN: Final = 4
 
 MAX_INLINE_SEQUENCES: Final = 64
 """Maximum sequences of a request whose response is written on the event loop: 64 vectors take 0.5 ms."""
+
+MAX_INLINE_BYTES: Final = 1 << 16
+"""Maximum size of a body whose receipt is written on the event loop."""
 
 COMPUTE_HEADERS: Final = (
     "X-Compute-Type",
@@ -108,6 +113,7 @@ class ModelEndpoint(Endpoint):
     def __init__(self, runtime: Runtime, translate: Translate) -> None:
         super().__init__(runtime)
         self._translate = translate
+        self._signer = Signer.create(runtime.settings)
 
     async def respond(self, request: Request) -> Response:
         """Returns the response to a request.
@@ -146,6 +152,10 @@ class ModelEndpoint(Endpoint):
         check_response_size(len(response.body), MARGIN * max_bytes)
         request.check_deadline(time.monotonic())  # a blocked event loop delays the pipeline's timeout
         response.raw_headers += compute_headers(record, pipeline.model.engine_name)
+        if self._signer is not None:
+            sign = partial(self._signer.header, request, pipeline, answer, response.body)
+            is_long = record.sequences > MAX_INLINE_SEQUENCES or len(request.body) > MAX_INLINE_BYTES
+            response.raw_headers.append(await pipeline.run_in_thread(sign) if is_long else sign())
         return response
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.http.gate import tls
 from swiftlet_serve.http.gate.api_keys import ApiKeys
+from swiftlet_serve.inference.signature import signing_key
 from swiftlet_serve.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ class Credentials:
             tls.load_context(None, settings.tls_key)
         else:
             certificate = tls.Certificate(settings.tls_cert, settings.tls_key)
+        if settings.receipt_key is not None:  # the endpoints read it, which is after the models are loaded
+            signing_key(settings.receipt_key)
         keys = None if settings.api_keys_file is None else ApiKeys.read(settings.api_keys_file)
         admin_keys = None if settings.admin_keys_file is None else ApiKeys.read(settings.admin_keys_file)
         return cls(settings.api_keys_file, keys, certificate, settings.admin_keys_file, admin_keys)

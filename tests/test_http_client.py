@@ -1,4 +1,4 @@
-"""The HTTP client of the load generators."""
+"""The HTTP client of the load generators and of `swiftlet shadow`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from loadtest.http_client import Client, ConnectionLost, Response, request_bytes
+from swiftlet_serve.http_client import Client, ConnectionLost, Response, request_bytes
 
 REQUEST = request_bytes("/a", b"{}")
 
@@ -36,10 +36,10 @@ async def answering(*answers: bytes):
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", requests
 
 
-def run(work: Callable[[Client], Awaitable[object]], *answers: bytes):
+def run(work: Callable[[Client], Awaitable[object]], *answers: bytes, **options: int):
     async def main():
         async with answering(*answers) as (url, requests):
-            client = Client(url)
+            client = Client(url, **options)
             result = await work(client)
             client.close()
             return result, requests
@@ -62,6 +62,15 @@ def test_client_reads_every_form_of_a_body(answer):
 
     assert (response.status, response.reason, response.body) == (200, "OK", b"hello")
     assert requests == [REQUEST]
+
+
+@pytest.mark.parametrize("head", [b"Content-Length: 5\r\n\r\n", b"\r\n"])
+def test_body_that_is_too_large_is_no_response(head):
+    answer = b"HTTP/1.1 200 OK\r\n" + head + b"he|llo"
+    response, _ = run(lambda client: client.send(REQUEST), answer, max_bytes=5)
+    assert response.body == b"hello"
+    with pytest.raises(ConnectionLost):
+        run(lambda client: client.send(REQUEST), answer, max_bytes=4)
 
 
 def test_client_keeps_a_connection_for_the_next_request():

@@ -1,9 +1,10 @@
-"""An HTTP/1.1 client for load generators: kept connections, one request at a time on each, no retries."""
+"""An HTTP/1.1 client for measurements: kept connections, one request at a time on each, no retries."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -50,8 +51,10 @@ def request_bytes(
 class Connection(asyncio.Protocol):
     """One connection. The methods whose names begin with `on_` are called by the parser."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int) -> None:
+        """`max_bytes` is the largest body of a response. A larger one ends the connection."""
         self.open = True
+        self._max_bytes = max_bytes
         self._transport: Any = None  # uvloop's transports are not subclasses of asyncio.Transport
         self._response: asyncio.Future[Response] | None = None
 
@@ -99,6 +102,7 @@ class Connection(asyncio.Protocol):
         self._reason = ""
         self._headers: dict[str, str] = {}
         self._body: list[bytes] = []
+        self._size = 0
         self._ends_with_connection = False
 
     def on_status(self, reason: bytes) -> None:
@@ -113,7 +117,12 @@ class Connection(asyncio.Protocol):
             self._complete()
 
     def on_body(self, data: bytes) -> None:
-        self._body.append(data)
+        self._size += len(data)
+        if self._size <= self._max_bytes:
+            self._body.append(data)
+        elif self._response is not None and not self._response.done():
+            self._response.set_exception(ConnectionLost())  # at once, since a part of a body is no response
+            self.close()
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() >= 200:
@@ -133,7 +142,9 @@ class Connection(asyncio.Protocol):
 class Client:
     """A pool of connections to one server: as many as requests are in flight."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, max_bytes: int = sys.maxsize) -> None:
+        """Opens no connection yet. `max_bytes` is the largest body of a response, at which its connection ends."""
+        self._max_bytes = max_bytes
         parts = urlsplit(url)
         self.host = parts.netloc
         self.prefix = parts.path.rstrip("/")  # a server may have its routes below a path
@@ -166,7 +177,8 @@ class Client:
     async def connect(self) -> Connection:
         """Opens a connection that does not belong to the pool."""
         host, port = self._address
-        _, connection = await asyncio.get_running_loop().create_connection(Connection, host, port, ssl=self._tls)
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(lambda: Connection(self._max_bytes), host, port, ssl=self._tls)
         return connection
 
     def close(self) -> None:

@@ -1,0 +1,131 @@
+"""`swiftlet shadow`: replays a log to an existing service and to a candidate, and compares what they answer."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from swiftlet_serve.cli.options import DataFile
+from swiftlet_serve.cli.progress import advance, note
+
+if TYPE_CHECKING:
+    from swiftlet_serve.migration.replay import Pair
+    from swiftlet_serve.migration.report import Price
+
+
+class PriceType(click.ParamType[Any]):
+    """A price of an endpoint."""
+
+    name = "AMOUNT/UNIT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Price:
+        from swiftlet_serve.migration.report import Price
+
+        try:
+            return value if isinstance(value, Price) else Price.parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command()
+@click.option("--log", required=True, type=DataFile, help="Requests to replay: lines of JSON with path and body.")
+@click.option("--existing", metavar="URL", help="Endpoint to leave. Default: the log has its answers.")
+@click.option("--candidate", metavar="URL", required=True, help="Endpoint to compare with.")
+@click.option("--existing-key-file", type=DataFile, help="File with the API key. Default: EXISTING_API_KEY.")
+@click.option("--candidate-key-file", type=DataFile, help="File with the API key. Default: CANDIDATE_API_KEY.")
+@click.option("--existing-price", type=PriceType(), help="Price, as 0.4/1M-tokens or 0.02/1k-requests.")
+@click.option("--candidate-price", type=PriceType(), help="Price, in the same form and currency.")
+@click.option(
+    "--least-agreement",
+    type=click.FloatRange(0, 1),
+    default=0.98,
+    show_default=True,
+    help="Minimum agreement of the candidate, from 0 to 1. The whole interval must lie above it.",
+)
+@click.option(
+    "--most-ms",
+    type=click.FloatRange(0, min_open=True),
+    default=math.inf,
+    help="Maximum p99 of the candidate's times, in milliseconds. Default: any.",
+)
+@click.option(
+    "--concurrency", type=click.IntRange(1, 256), default=4, show_default=True, help="Requests at the same time."
+)
+@click.option(
+    "--timeout-ms", type=click.IntRange(1, 600_000), default=30_000, show_default=True, help="Time for a response."
+)
+@click.option("--limit", type=click.IntRange(1), help="Number of requests to replay. Default: all.")
+@click.option(
+    "--report",
+    "report_file",
+    type=click.File("w", encoding="utf-8", lazy=False),
+    help="File to write the report to, in Markdown. It has no texts.",
+)
+@click.option(
+    "--training-data",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="New file for the texts with the labels of the existing endpoint, which `swiftlet train` reads.",
+)
+@click.option("--question", help="Name of the question to learn, if requests ask several.")
+def shadow(
+    log: Path,
+    existing: str | None,
+    candidate: str,
+    existing_key_file: Path | None,
+    candidate_key_file: Path | None,
+    existing_price: Price | None,
+    candidate_price: Price | None,
+    least_agreement: float,
+    most_ms: float,
+    concurrency: int,
+    timeout_ms: int,
+    limit: int | None,
+    report_file: TextIO | None,
+    training_data: Path | None,
+    question: str | None,
+) -> None:
+    """Replays a log to an existing service and to a candidate, and compares what they answer.
+
+    Both get the same requests, so that both must speak the same protocol. Each request is sent once to each. The report
+    has the agreement with its interval, the times and the costs of both. The status is 0 if the candidate may take
+    over, and 1 if not. Texts of requests are written to --training-data only.
+    """
+    from itertools import islice
+
+    from swiftlet_serve.migration.endpoint import Endpoint, read_key
+    from swiftlet_serve.migration.replay import replay
+    from swiftlet_serve.migration.report import Report, lines
+    from swiftlet_serve.migration.request_log import entries
+    from swiftlet_serve.migration.training_data import TrainingData
+
+    def endpoint(url: str, file: Path | None, variable: str) -> Endpoint:
+        return Endpoint(url, read_key(file, os.environ.get(variable, "")), timeout_ms / 1000)
+
+    leaving = None if existing is None else endpoint(existing, existing_key_file, "EXISTING_API_KEY")
+    coming = endpoint(candidate, candidate_key_file, "CANDIDATE_API_KEY")
+    total = sum(1 for _ in islice(entries(log), limit))  # an invalid line ends the command before a request is paid for
+    report = Report()
+    with TrainingData(training_data, question) if training_data else nullcontext() as data:
+
+        def count(pair: Pair) -> None:
+            report.add(pair)
+            if data is not None:
+                data.add(pair)
+            advance(report.candidate.outcomes.total(), total, "requests")
+
+        asyncio.run(replay(islice(entries(log), limit), leaving, coming, concurrency, count))
+    objection = report.objection(least_agreement, most_ms)
+    told = "\n".join(lines(report, objection, (existing_price, candidate_price), log.name))
+    if report_file is not None:
+        report_file.write(f"{told}\n")
+    click.echo(told)
+    if data is not None:
+        note(f"{data.rows} texts with labels are in {training_data}")
+    sys.exit(objection is not None)
