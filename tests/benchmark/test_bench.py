@@ -94,6 +94,7 @@ def test_openvino_multiplies_with_constant_weights(tmp_path):
     assert "Transpose" not in sources
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("bits", first(["", "_bf16"], ""))
 def test_sentence_transformers_computes_the_vectors_before_they_are_normalised(tmp_path, bits):
     save_encoder(tmp_path)

@@ -70,6 +70,7 @@ def test_sizes_of_an_embedding_model_include_mixed_lengths(monkeypatch):
     assert all(len(batch) * max(batch) <= plan.BATCH_TOKENS for batch in lengths)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", networks.RELEASED)
 def test_released_shapes_are_networks(name, monkeypatch):
     """Without exporting them, which takes minutes."""

@@ -157,7 +157,7 @@ def random_model(name: str, task: Task) -> Model:
 
 
 @each_small
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 64), min_size=1, max_size=6),
     padding=st.integers(0, 210),
