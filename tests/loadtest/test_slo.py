@@ -66,6 +66,7 @@ def test_search_finds_a_rate(url, tmp_path):
     assert found["generators"]["null_server"]["python"] > 0
 
 
+@pytest.mark.exhaustive
 def test_search_needs_one_route_of_a_server(tmp_path):
     with http10_server(b'[[{"label": "A", "score": 1.0}]]') as (url, paths):
         done = slo(
@@ -81,6 +82,7 @@ def test_search_needs_one_route_of_a_server(tmp_path):
     assert "generators" not in found
 
 
+@pytest.mark.exhaustive
 def test_no_request_exceeds_the_asked_rate_without_calibration(tmp_path):
     options = ("--task", "classify", "--p99-ms", "30000", "--rate", "20", "--seconds", "1", "--retries", "0")
     with http10_server(b'[[{"label": "A", "score": 1.0}]]') as (url, paths):
@@ -115,6 +117,7 @@ def test_slo_reports_a_server_that_answers_no_request(suffix, body, expected, fi
 
 
 # The open loop ends the run when it has sent all requests. A run of the closed loop ends by the time.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("user", "run_time"), first([("OpenLoop", "60"), ("ClosedLoop", "3")], ("OpenLoop", "60")))
 def test_locust_sends_the_same_load(url, user, run_time):
     command = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", user, "--host", url, "--headless"]

@@ -104,6 +104,7 @@ def test_tokenizer_reads_special_tokens_as_text_except_the_mask_on_request(loade
     assert (masked.input_ids == 3).sum() == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", sorted(TRAINERS))
 def test_training_is_deterministic_across_processes(name):
     program = (

@@ -171,6 +171,7 @@ max_tokens = 32
     assert {line.partition(":")[0] for line in reports if ": step" in line} >= {"tiny-mood", "more"}
 
 
+@pytest.mark.exhaustive
 def test_card_tells_all_trainings_of_an_averaged_model(project, tmp_path, monkeypatch):
     monkeypatch.setattr(recipe_module, "release", partial(release, max_loss=100))
     text = (project / "tiny.toml").read_text("utf-8")
@@ -296,6 +297,7 @@ def test_run_recipe_judges_pairs_by_a_teacher_on_an_engine(project, tmp_path):
     assert student.card()["scores"]["int8"]["accuracy"]["value"] == 100
 
 
+@pytest.mark.exhaustive
 def test_run_recipe_finds_entities_by_a_teacher_on_an_engine(project, tmp_path):
     task = """task = "entities"
 labels = ["O", "B-WEATHER", "I-WEATHER"]
@@ -331,6 +333,7 @@ def test_run_recipe_looks_for_teachers_and_engines_before_it_trains(project, tmp
     assert not reports
 
 
+@pytest.mark.exhaustive
 def test_run_recipe_continues_the_model_of_another_artifact(project, tmp_path):
     """The model for rerank continues the model for zero-shot. Both make vectors."""
     text, _, _ = (project / "tiny.toml").read_text("utf-8").partition("[finetuning")
@@ -444,6 +447,7 @@ def test_run_recipe_starts_from_an_artifact(trained, project, tmp_path, monkeypa
     assert settings["models"]["init_from_model"] == hash_parameters(load_network(source))
 
 
+@pytest.mark.exhaustive
 def test_run_recipe_starts_from_an_artifact_with_more_tokens(trained, project, tmp_path, monkeypatch):
     source = trained[0][1]
     recipe = write_successor(project, tmp_path, str(source.path), change=("vocab_size = 50", "vocab_size = 44"))

@@ -124,6 +124,7 @@ def _encodings(task) -> list[Encoding]:
     ]
 
 
+@pytest.mark.exhaustive
 def test_cached_graph_gets_the_weights_of_its_network(tmp_path):
     """`tests/conftest.py` gives cached graphs to most tests."""
     traced = []

@@ -556,6 +556,7 @@ def test_finetune_resumes_to_the_result_of_an_uninterrupted_run(folder, tokenize
 OTHERS = (OtherTraining(seed=2), OtherTraining(epochs=3))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("init_from_teacher", first([False, True], True))
 def test_finetune_averages_the_trainings_of_a_task(folder, tokenizer, tmp_path, init_from_teacher):
     plan = replace(PLAN, init_from_teacher=init_from_teacher)
@@ -764,6 +765,7 @@ def test_finetune_learns_the_mean_prediction_of_two_teachers(folder, tokenizer, 
 FROM_MODEL = {"learning_rate": 1e-9, "epochs": 1, "distillation": replace(PLAN, init_from_model="artifact")}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("changes", [{}, QA], ids=["classify", "qa"])
 def test_finetune_initialises_the_student_from_another_model(folder, tokenizer, tmp_path, changes):
     """A MobileBERT starts from an ALBERT of the task. Training is too slow to change the result."""

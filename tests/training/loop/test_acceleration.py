@@ -151,6 +151,7 @@ def test_compiled_layers_have_the_same_gradients(packs, backend):
     assert model.encoder.applied_layers()[0]._compiled_call_impl is None
 
 
+@pytest.mark.exhaustive
 def test_compiled_layers_notice_hooks():
     """A knowledge transfer records attention in some steps only."""
     encoder = deepcopy(network("bert", "classify")).eval().encoder

@@ -164,6 +164,7 @@ def test_static_masking_masks_as_many_tokens_as_dynamic_masking(project, tmp_pat
     assert shares == pytest.approx([0.15, 0.15], abs=0.015)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["causal", "static_pairs", "document_sentences"])
 def test_pretrain_resumes_to_the_same_result(project, tmp_path, monkeypatch, kind):
     paired = {"input_format": "sentence_pairs", "sentence_objective": "next_sentence", "static_masking": True}

@@ -384,6 +384,7 @@ def test_pretrain_resumes_generator_and_discriminator(trained, data, tmp_path, m
     assert all(torch.equal(killed[name], value) for name, value in whole.items())
 
 
+@pytest.mark.exhaustive
 def test_finetune_accepts_a_discriminators_encoder(trained, data, tmp_path):
     _, recipe, _, _ = trained
     recipe = with_replaced_tokens(recipe, steps=2)
