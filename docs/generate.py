@@ -438,7 +438,7 @@ def _first_sentence(path: Path) -> str:
 
 
 def licences() -> str:
-    """Returns the bundled models with the data that they learnt from, as their cards name it."""
+    """Returns the bundled models, each with its training data as the model card names it."""
     rows = []
     for path in find_artifacts(BUNDLED):
         card = json.loads((path / CARD).read_text("utf-8"))

@@ -6,7 +6,7 @@ They are in safetensors, a pickle, an ONNX graph, or a tensor bundle of TensorFl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -97,16 +97,21 @@ def _open(file: Path, files: ExitStack) -> Weights:
         ) from None
 
 
-def _open_pickle(file: Path, files: ExitStack) -> Weights:
+@contextmanager
+def _refusing(file: Path, errors: tuple[type[Exception], ...], failure: str, advice: str) -> Iterator[None]:
+    """Turns errors of a reader into a ConversionError. It tells the content of a file that holds something else."""
     try:
-        return open_torch(files.enter_context(File(file)))
-    except (OSError, PickleError) as error:
+        yield
+    except errors as error:
         if what := instead(file):
             raise ConversionError(f"{file.name} is {what}.") from None
-        raise ConversionError(
-            f"{file.name} cannot be read as plain weights: {error}; save the model once more with save_pretrained, "
-            f"which writes {SAFETENSORS}."
-        ) from None
+        raise ConversionError(f"{failure}: {error}; {advice}") from None
+
+
+def _open_pickle(file: Path, files: ExitStack) -> Weights:
+    advice = f"save the model once more with save_pretrained, which writes {SAFETENSORS}."
+    with _refusing(file, (OSError, PickleError), f"{file.name} cannot be read as plain weights", advice):
+        return open_torch(files.enter_context(File(file)))
 
 
 def _open_onnx(file: Path, files: ExitStack) -> Weights:
@@ -119,15 +124,9 @@ def _open_onnx(file: Path, files: ExitStack) -> Weights:
             opened[name] = files.enter_context((file.parent / name).open("rb", buffering=0))
         return opened[name]
 
-    try:
+    advice = "give the checkpoint that it was exported from, or export that again without optimisation or quantisation."
+    with _refusing(file, (OSError, GraphError), f"the weights in {file.name} cannot be read", advice):
         return open_graph(files.enter_context(file.open("rb", buffering=0)), open_beside)
-    except (OSError, GraphError) as error:
-        if what := instead(file):
-            raise ConversionError(f"{file.name} is {what}.") from None
-        raise ConversionError(
-            f"the weights in {file.name} cannot be read: {error}; give the checkpoint that it was exported from, or "
-            "export that again without optimisation or quantisation."
-        ) from None
 
 
 def bundle_of(directory: Path) -> Path:
@@ -142,18 +141,11 @@ def bundle_of(directory: Path) -> Path:
     raise ConversionError("the directory holds no checkpoint of TensorFlow.")
 
 
-@contextmanager
-def bundle_errors(index: Path) -> Iterator[None]:
+def bundle_errors(index: Path) -> AbstractContextManager[None]:
     """Turns what a tensor bundle raises into a ConversionError."""
-    try:
-        yield
-    except (OSError, BundleError) as error:
-        if what := instead(index):
-            raise ConversionError(f"{index.name} is {what}.") from None
-        raise ConversionError(
-            f"the checkpoint of TensorFlow {index.name.removesuffix(INDEX)} cannot be read: {error}; download it once "
-            "more, or give one that the code of Google's BERT, ALBERT, MobileBERT or ELECTRA wrote."
-        ) from None
+    failure = f"the checkpoint of TensorFlow {index.name.removesuffix(INDEX)} cannot be read"
+    advice = "download it once more, or give one that the code of Google's BERT, ALBERT, MobileBERT or ELECTRA wrote."
+    return _refusing(index, (OSError, BundleError), failure, advice)
 
 
 def _open_bundle(index: Path, files: ExitStack) -> Weights:

@@ -99,7 +99,7 @@ def _settings(directory: Path, files: list[Path]) -> tuple[Path, dict[str, Any]]
 
 
 def _name_vocabulary(directory: Path, network: Network) -> str:
-    """Names the vocabulary as transformers does. Returns what was found out about it, for the report."""
+    """Gives the vocabulary the name that transformers reads. Returns a note on its letters, or nothing."""
     if any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         return ""
     pieces, words = [*directory.glob("*.model")], [*directory.glob("vocab*.txt")]

@@ -23,3 +23,11 @@ skip_option: Final = click.option(
 limit_option: Final = click.option(
     "--limit", type=click.IntRange(1), help="Number of examples to use. For fill-mask: documents. Default: all."
 )
+
+least_agreement_option: Final = click.option(
+    "--least-agreement",
+    type=click.FloatRange(0, 1),
+    default=0.98,
+    show_default=True,
+    help="Minimum agreement of the candidate, from 0 to 1.",
+)

@@ -8,6 +8,8 @@ from typing import Final
 
 import click
 
+from swiftlet_serve.cli.options import least_agreement_option
+
 FETCH_TIMEOUT_S: Final = 10.0
 
 
@@ -36,13 +38,7 @@ def push(artifact: str, repository: str, version: int | None) -> None:
 
 @click.command("shadow-report")
 @click.argument("urls", nargs=-1, required=True, metavar="URL...")
-@click.option(
-    "--least-agreement",
-    type=click.FloatRange(0, 1),
-    default=0.98,
-    show_default=True,
-    help="Minimum agreement of the candidate, from 0 to 1.",
-)
+@least_agreement_option
 @click.option(
     "--most-time",
     type=click.FloatRange(0, min_open=True),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from swiftlet_serve.cli.options import DataFile
+from swiftlet_serve.cli.options import DataFile, least_agreement_option
 from swiftlet_serve.cli.progress import advance, note
 
 if TYPE_CHECKING:
@@ -42,13 +42,7 @@ class PriceType(click.ParamType[Any]):
 @click.option("--candidate-key-file", type=DataFile, help="File with the API key. Default: CANDIDATE_API_KEY.")
 @click.option("--existing-price", type=PriceType(), help="Price, as 0.4/1M-tokens or 0.02/1k-requests.")
 @click.option("--candidate-price", type=PriceType(), help="Price, in the same form and currency.")
-@click.option(
-    "--least-agreement",
-    type=click.FloatRange(0, 1),
-    default=0.98,
-    show_default=True,
-    help="Minimum agreement of the candidate, from 0 to 1. The whole interval must lie above it.",
-)
+@least_agreement_option
 @click.option(
     "--most-ms",
     type=click.FloatRange(0, min_open=True),
@@ -95,7 +89,8 @@ def shadow(
 
     Both get the same requests, so that both must speak the same protocol. Each request is sent once to each. The report
     has the agreement with its interval, the times and the costs of both. The status is 0 if the candidate may take
-    over, and 1 if not. Texts of requests are written to --training-data only.
+    over, and 1 if not: the whole interval must lie above --least-agreement. Texts of requests are written to
+    --training-data only.
     """
     from itertools import islice
 

@@ -71,7 +71,7 @@ def examples(rows: Sequence[Sequence[float]], right: Sequence[int]) -> list[Exam
 
 
 def choice(cases: Sequence[Example], temperature: float, precision: float | None) -> TypeFit:
-    """Returns the fit of choices among labels, whose temperature is known.
+    """Returns the fit of choices among labels, given their temperature.
 
     Raises:
         SetupError: no answers reach the precision.
