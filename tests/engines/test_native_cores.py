@@ -249,8 +249,9 @@ def test_loading_and_closing_leaves_nothing_behind():
     thread.join()
 
     assert wrong == []
-    assert states[0][:2] == states[1][:2]
-    assert states[1][2] - states[0][2] < 8 << 20
+    threads, descriptors, memory = (after - before for before, after in zip(*states, strict=True))
+    # Each of 699 networks would leave one. Other libraries of this process may start or end a few.
+    assert (threads < 100, descriptors < 100, memory < 8 << 20) == (True, True, True), states
 
 
 def _resident() -> int:
