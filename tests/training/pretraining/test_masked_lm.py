@@ -118,9 +118,17 @@ def mask_spans(sequences: Tensor, spans: Tensor | None, seed: int = 1) -> Masked
 def group_spans(spans: Tensor, sequences: Tensor) -> list[tuple[int, list[int]]]:
     """Returns the sequence and the positions of each span, without special tokens."""
     spans_by_number: dict[tuple[int, int], list[int]] = {}
+    numbers = spans.tolist()
     for row, position in (sequences >= SPECIAL).nonzero().tolist():
-        spans_by_number.setdefault((row, int(spans[row, position])), []).append(position)
+        spans_by_number.setdefault((row, numbers[row][position]), []).append(position)
     return [(row, positions) for (row, _), positions in spans_by_number.items()]
+
+
+def chosen_positions(spans: Tensor) -> list[list[bool]]:
+    """Returns for each position of the sequences whether it is masked. A list is faster to read than a tensor."""
+    chosen = torch.zeros(SEQUENCES.numel(), dtype=torch.bool)
+    chosen[mask_spans(SEQUENCES, spans).focus] = True
+    return chosen.view(SEQUENCES.shape).tolist()
 
 
 def test_word_spans_join_pieces_and_separate_special_tokens():
@@ -153,10 +161,9 @@ def test_mask_keeps_its_rates_for_all_kinds_of_spans(spans):
     "spans", [by_words(SEQUENCES), by_ngrams(SEQUENCES, generator=seeded(2))], ids=["words", "ngrams"]
 )
 def test_mask_chooses_whole_spans(spans):
-    chosen = torch.zeros(SEQUENCES.numel(), dtype=torch.bool)
-    chosen[mask_spans(SEQUENCES, spans).focus] = True
+    chosen = chosen_positions(spans)
     counts = Counter(
-        (len(positions), int(chosen.view(SEQUENCES.shape)[row, positions].sum()))
+        (len(positions), sum(chosen[row][position] for position in positions))
         for row, positions in group_spans(spans, SEQUENCES)
     )
 
@@ -166,11 +173,10 @@ def test_mask_chooses_whole_spans(spans):
 
 def test_mask_chooses_long_and_short_words_equally_often():
     spans = by_words(SEQUENCES)
-    chosen = torch.zeros(SEQUENCES.numel(), dtype=torch.bool)
-    chosen[mask_spans(SEQUENCES, spans).focus] = True
+    chosen = chosen_positions(spans)
     by_size: dict[int, list[bool]] = {}
     for row, positions in group_spans(spans, SEQUENCES):
-        by_size.setdefault(len(positions), []).append(bool(chosen.view(SEQUENCES.shape)[row, positions[0]]))
+        by_size.setdefault(len(positions), []).append(chosen[row][positions[0]])
 
     for size in (1, 2, 3):
         assert sum(by_size[size]) / len(by_size[size]) == pytest.approx(0.15, abs=0.015)
@@ -179,16 +185,15 @@ def test_mask_chooses_long_and_short_words_equally_often():
 def test_ngram_spans_have_lengths_with_probabilities_proportional_to_1_over_n():
     spans, whole = by_ngrams(SEQUENCES, generator=seeded(2)), by_words(SEQUENCES)
     sizes, chosen_sizes = Counter[int](), Counter[int]()
-    chosen = torch.zeros(SEQUENCES.numel(), dtype=torch.bool)
-    chosen[mask_spans(SEQUENCES, spans).focus] = True
+    chosen, words, sequences = chosen_positions(spans), whole.tolist(), SEQUENCES.tolist()
     word_count = 0
     for row, positions in group_spans(spans, SEQUENCES):
-        n = len(set(whole[row, positions].tolist()))
+        n = len({words[row][position] for position in positions})
         word_count += n
         ends = {positions[-1] + 1, positions[0] - 1}
-        if not any(SEQUENCES[row, end] < SPECIAL for end in ends):  # spans at a special token may be shorter
+        if not any(sequences[row][end] < SPECIAL for end in ends):  # spans at a special token may be shorter
             sizes[n] += 1
-            chosen_sizes[n] += bool(chosen.view(SEQUENCES.shape)[row, positions[0]])
+            chosen_sizes[n] += chosen[row][positions[0]]
 
     # No word is in two spans.
     assert word_count == sum(len(set(whole[row][SEQUENCES[row] >= SPECIAL].tolist())) for row in range(len(SEQUENCES)))
