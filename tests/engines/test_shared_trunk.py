@@ -39,8 +39,8 @@ def alone(engines: Sequence[Engine], encoding: Encoding) -> Row:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("precision", first(("int8", "bf16"), "int8"))
-def test_heads_on_one_trunk_answer_to_the_bit_what_their_artifacts_answer_alone(tmp_path, architecture, precision):
-    artifacts = make_heads(tmp_path, architecture, precision)
+def test_heads_on_one_trunk_answer_to_the_bit_what_their_artifacts_answer_alone(architecture, precision):
+    artifacts = make_heads(architecture, precision)
     shared, own = native.create_heads(artifacts, 1), [native.create(artifact, 1) for artifact in artifacts]
     assert isinstance(shared, SharedTrunk)
     encodings = sequences(artifacts)
@@ -53,10 +53,10 @@ def test_heads_on_one_trunk_answer_to_the_bit_what_their_artifacts_answer_alone(
         np.testing.assert_array_equal(row, shared.run(Batch.of([encoding]))[0])
 
 
-def test_heads_in_torch_answer_what_their_artifacts_answer_alone(tmp_path):
+def test_heads_in_torch_answer_what_their_artifacts_answer_alone():
     from swiftlet_serve.engines import torch
 
-    artifacts = make_heads(tmp_path, "modernbert")
+    artifacts = make_heads("modernbert")
     shared, own = torch.create_heads(artifacts, 1), [torch.create(artifact, 1) for artifact in artifacts]
     encodings = sequences(artifacts)
     for encoding, row in zip(encodings, shared.run(Batch.of(encodings)), strict=True):
@@ -88,8 +88,8 @@ def test_a_trunk_runs_each_text_once_with_the_positions_that_its_heads_read():
     assert (alone.numbers, alone.places, alone.trunk.focus.tolist()) == ([0], [None], [4, 2])
 
 
-def test_a_sequence_without_positions_in_focus_has_an_empty_row(tmp_path):
-    artifacts = make_heads(tmp_path, "bert")
+def test_a_sequence_without_positions_in_focus_has_an_empty_row():
+    artifacts = make_heads("bert")
     shared = native.create_heads(artifacts, 1)
     ids = np.arange(2, 9)
     empty = Encoding(ids, np.zeros_like(ids), np.zeros(0, np.int64), head=1)
@@ -97,8 +97,8 @@ def test_a_sequence_without_positions_in_focus_has_an_empty_row(tmp_path):
     assert [row.shape for row in rows] == [(0, 2), (1, 2)]
 
 
-def test_host_model_replays_the_golden_answers_of_every_head(tmp_path):
-    artifacts = make_heads(tmp_path, "bert")
+def test_host_model_replays_the_golden_answers_of_every_head():
+    artifacts = make_heads("bert")
     hosted, deviation = host_model(artifacts, "native")
     assert hosted.widths == [3, 2, networks.VOCABULARY, 64, 64]
     assert hosted.engine.cost.shares_trunk
@@ -107,15 +107,12 @@ def test_host_model_replays_the_golden_answers_of_every_head(tmp_path):
     assert 0 < deviation < 1
     assert len(hosted.timed_calls) > 0
 
-    other = make_heads(tmp_path / "other", "bert")
-    weights = tmp_path / "other" / "bert-qa" / "weights.safetensors"
-    assert weights.exists()
-    swapped = [other[1], other[0]]  # the golden answers are those of the artifacts in their order
+    swapped = [artifacts[1], artifacts[0]]  # the golden answers are those of the artifacts in their order
     assert host_model(swapped, "native")[0].widths == [2, 3]
 
 
-def test_artifacts_run_apart_where_the_engine_cannot_share_a_trunk(tmp_path, caplog):
-    artifacts = make_heads(tmp_path, "bert")
+def test_artifacts_run_apart_where_the_engine_cannot_share_a_trunk(caplog):
+    artifacts = make_heads("bert")
     hosted, _ = host_model(artifacts, "onnx_cpu")
     assert isinstance(hosted.engine, Apart)
     assert not hosted.engine.cost.shares_trunk
@@ -125,7 +122,7 @@ def test_artifacts_run_apart_where_the_engine_cannot_share_a_trunk(tmp_path, cap
         assert row.shape == alone(own, encoding).shape
     hosted.engine.close()
 
-    artifacts = make_heads(tmp_path / "narrow", "electra")
+    artifacts = make_heads("electra")
     with caplog.at_level(logging.WARNING):
         assert isinstance(host_model(artifacts, "native")[0].engine, SharedTrunk)
     engine, _ = host_model(artifacts, "echo")
@@ -133,8 +130,8 @@ def test_artifacts_run_apart_where_the_engine_cannot_share_a_trunk(tmp_path, cap
     assert isinstance(echo.create(open_artifact(artifacts[0].path), 1), echo.Echo)
 
 
-def test_a_head_refuses_hidden_states_that_do_not_fit_it(tmp_path):
-    artifact = make_heads(tmp_path, "bert")[0]
+def test_a_head_refuses_hidden_states_that_do_not_fit_it():
+    artifact = make_heads("bert")[0]
     head = native._native(artifact, 1, "head")
     ids = np.zeros(3, np.int64)
     batch = Batch.of([Encoding(ids, ids, np.array([0]))])

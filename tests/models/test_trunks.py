@@ -16,7 +16,7 @@ from tests.support.shared_trunks import make_heads
 
 
 def test_groups_holds_artifacts_with_the_same_encoder_in_their_order(tmp_path):
-    heads = [artifact.path for artifact in make_heads(tmp_path / "shared", "bert")]
+    heads = [artifact.path for artifact in make_heads("bert")]
     plan = draft("bert", "classify")
     changed = {name: np.array(weight) for name, weight in plan.weights.items()}
     changed["encoder.embeddings.norm.bias"][7] += 1e-3
@@ -29,8 +29,8 @@ def test_groups_holds_artifacts_with_the_same_encoder_in_their_order(tmp_path):
 
 
 def test_groups_keeps_other_precisions_and_other_structures_apart(tmp_path):
-    int8 = make_heads(tmp_path / "int8", "bert")[0].path
-    fp32 = make_heads(tmp_path / "fp32", "bert", "fp32")[0].path
+    int8 = make_heads("bert")[0].path
+    fp32 = make_heads("bert", "fp32")[0].path
     assert trunks.groups([int8, fp32]) == [[int8], [fp32]]
 
     causes = tmp_path / "epsilon" / "bert-classify"
@@ -41,7 +41,7 @@ def test_groups_keeps_other_precisions_and_other_structures_apart(tmp_path):
 
 
 def test_groups_leaves_a_directory_that_is_no_artifact_to_whom_opens_it(tmp_path):
-    one, two = (artifact.path for artifact in make_heads(tmp_path, "bert")[:2])
+    one, two = (shutil.copytree(head.path, tmp_path / head.path.name) for head in make_heads("bert")[:2])
     missing = tmp_path / "missing"
     (two / MANIFEST).write_text(json.dumps({"format": 1}))
     assert trunks.groups([one, two, missing]) == [[one], [two], [missing]]

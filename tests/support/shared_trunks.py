@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -16,10 +19,16 @@ from tests.support.networks import VOCABULARY, draft, make
 
 TASKS: tuple[Task, ...] = ("classify", "qa", "fill-mask")
 LENGTHS = (9, 1, 33, 129, 2)
+_DIRECTORY: Final = tempfile.TemporaryDirectory(prefix="heads-")
 
 
-def make_heads(directory: Path, architecture: str, precision: Precision = "int8") -> list[Artifact]:
-    """Writes artifacts with different heads on one encoder: three with outputs, and two that pool."""
+@cache
+def make_heads(architecture: str, precision: Precision = "int8") -> list[Artifact]:
+    """Returns artifacts with different heads on one encoder: three with outputs, and two that pool.
+
+    Tests share them, because a release takes half a second: do not write into their directories.
+    """
+    directory = Path(_DIRECTORY.name, precision)
     drafts = [draft(architecture, task, precision) for task in TASKS]
     trunk = {name: weight for name, weight in drafts[0].weights.items() if name.startswith("encoder.")}
     made = [make(directory, replace(one, weights={**one.weights, **trunk})) for one in drafts]

@@ -102,9 +102,9 @@ def test_batch_counts_for_the_rate_limit_as_its_requests_do(artifact_dir):
     assert_problem(response, 429, "quota_exceeded")
 
 
-def test_models_that_share_a_trunk_read_a_text_once(tmp_path, monkeypatch):
+def test_models_that_share_a_trunk_read_a_text_once(monkeypatch):
     """Through a worker process: the texts are long, so that threads encode them."""
-    artifacts = make_heads(tmp_path, "bert")
+    artifacts = make_heads("bert")
     settings = Settings(models=tuple(str(artifact.path) for artifact in artifacts), engine="native", cores=2)
     runtime = LocalRuntime.start(settings)
     calls: list[list[int]] = []
