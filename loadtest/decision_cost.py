@@ -1,9 +1,10 @@
 """Measures the CPU time of requests with 1, 8 and 32 questions about a text, by the processes of a server.
 
-    python -m loadtest.decision_cost [--model MODEL] [--requests N]
+    python -m loadtest.decision_cost [--model MODEL] [--requests N] [--rate R --seconds S]
 
 Every request has another text of some 60 tokens. Each question has four options. They are the same in all requests,
 whose rows the server keeps, or others in each one. CPU time is told, so that other work on the machine matters little.
+With --rate, requests with one question arrive at random times, R a second, and the latencies are told instead.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ import argparse
 import asyncio
 import itertools
 import json
+import random
+import time
 from collections.abc import Iterator
 from statistics import median
 from typing import Any, Final
 
-from loadtest.generator import send_all
+from loadtest.arrivals import poisson
+from loadtest.generator import open_loop, send_all
 from loadtest.server_process import ServerProcess, cpu_by_role, serving
 from swiftlet_serve.http_client import Client, request_bytes
+from swiftlet_serve.telemetry.percentile import percentile
 
 COUNTS: Final = (1, 8, 32)
 WARM_UP: Final = 5
@@ -77,12 +82,51 @@ def cost_ms(server: ServerProcess, bodies: Iterator[bytes], count: int) -> tuple
     return sum(spent.values()), spent["engine"]
 
 
+async def latencies_ms(server: ServerProcess, bodies: Iterator[bytes], rate: float, seconds: float) -> list[float]:
+    """Sends requests at random times, and returns their latencies, from the time when each was due.
+
+    Raises:
+        SystemExit: a request was not answered with 200.
+    """
+    client, found = Client(server.url), list[float]()
+
+    async def send_one(due: float) -> None:
+        response = await client.send(next(bodies))
+        found.append(1000 * (time.monotonic() - due))
+        if response.status != 200:
+            raise SystemExit(f"A request was answered with {response.status}: {response.body.decode()}")
+
+    await open_loop(poisson(rate, seconds, random.Random(0)), send_one)
+    client.close()
+    return sorted(found)
+
+
+def measure_latency(model: str, name: str, rate: float, seconds: float) -> None:
+    """Prints the latencies of requests with one question, with all cores."""
+    print("| Options | Requests | Requests/s | p50 | p99 | max |\n|---|---|---|---|---|---|")
+    with serving([model], "native", "--spare-engine", "false") as server:
+        for new in (False, True):
+            bodies = requests(name, 1, new=new)
+            asyncio.run(send(server, bodies, WARM_UP))
+            found = asyncio.run(latencies_ms(server, bodies, rate, seconds))
+            p50, p99 = percentile(found, 0.5), percentile(found, 0.99)
+            kind = "new" if new else "known"
+            print(
+                f"| {kind} | {len(found)} | {rate:g} | {p50:.1f} ms | {p99:.1f} ms | {found[-1]:.1f} ms |", flush=True
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="mobilebert-embed", help="model to serve and to ask")
     parser.add_argument("--requests", type=int, default=40, help="requests of a round")
+    parser.add_argument("--rate", type=float, help="requests a second, whose latencies are measured")
+    parser.add_argument("--seconds", type=float, default=30.0, help="duration of each measurement with --rate")
     arguments = parser.parse_args()
     name = arguments.model.rstrip("/").rpartition("/")[2]
+    if arguments.rate:
+        measure_latency(arguments.model, name, arguments.rate, arguments.seconds)
+        return
     print("| Questions | Options | CPU time | of the engine | beside one question |\n|---|---|---|---|---|")
     with serving([arguments.model], "native", "--cores", "1", "--spare-engine", "false") as server:
         for new in (False, True):
