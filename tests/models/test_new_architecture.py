@@ -132,7 +132,7 @@ def test_operations_of_new_architecture_equal_the_products_of_torch(folder: Path
     assert 2 * operations.count([11] * 3, [11] * 3) == counter.get_total_flops()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [pytest.param("onnx_cpu", marks=pytest.mark.exhaustive), ENGINES[1]])
 def test_server_serves_new_architecture(
     artifact: Artifact, network: torch.nn.Module, folder: Path, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ from tests.goldens import cases, families
 from tests.support.checkpoints import AUTO, randomise
 from tests.support.fakes import PATIENCE_S
 from tests.support.processes import serving
+from tests.support.tiers import first
 
 _SIZES = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "num_hidden_layers": 2}
 _ROBERTA = _SIZES | {"max_position_embeddings": 130, "type_vocab_size": 1}
@@ -116,7 +117,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return networks
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+@pytest.fixture(scope="module", params=first(ENGINES, "native"))
 def server(request: pytest.FixtureRequest, imported: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """A server of all artifacts on one engine: the engine and the URL."""
     engine = request.param

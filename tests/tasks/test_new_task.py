@@ -123,7 +123,7 @@ def test_evaluate_measures_new_task(artifact: Artifact, data: Path, engine: str)
     assert "baseline, always the commonest label: 50.00 %" in result.stderr
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [pytest.param("onnx_cpu", marks=pytest.mark.exhaustive), ENGINES[1]])
 def test_server_answers_new_task(artifact: Artifact, folder: Path, engine: str) -> None:
     code = f"from swiftlet_serve import tasks\ntasks.__path__.append({str(folder)!r})"
     with serving(artifact.path.parent, "--engine", engine, "--models", str(artifact.path), code=code) as server:
