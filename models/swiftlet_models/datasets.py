@@ -23,6 +23,10 @@ from typing import Any, Final
 from swiftlet_models.errors import ModelError
 
 TEXT_COLUMNS: Final = ("sentence", "content", "document", "text")
+# Of pairs of texts, also as GLUE's files name them (RTE, WNLI, MNLI; QQP; QNLI; MRPC). Names have no capitals.
+FIRST_COLUMNS: Final = ("sentence1", "premise", "question1", "question", "#1 string")
+SECOND_COLUMNS: Final = ("sentence2", "hypothesis", "question2", "sentence", "#2 string")
+LABEL_COLUMNS: Final = ("label", "gold_label", "is_duplicate", "quality")
 TEXT_FIELDS: Final = ("text", "premise", "hypothesis", "query")  # of lines of JSON
 SHOWN: Final = 10  # labels in an error
 LABEL: Final = re.compile("[0-9]{1,9}")
@@ -39,10 +43,16 @@ class DatasetError(ModelError):
 
 @dataclass(frozen=True)
 class Labelled:
-    """A text with the index of its label."""
+    """A text, or a pair of texts, with the index of its label."""
 
     text: str
     label: int
+    pair: str | None = None  # the second text of a pair
+
+    @property
+    def texts(self) -> str | tuple[str, str]:
+        """What a tokenizer encodes."""
+        return self.text if self.pair is None else (self.text, self.pair)
 
 
 @dataclass(frozen=True)
@@ -109,7 +119,10 @@ class Tagged:
 
 
 def labelled(path: Path, labels: Sequence[str] = ()) -> list[Labelled]:
-    """Reads texts with labels: records with `label` and one of `TEXT_COLUMNS`, or CoLA's four columns of a table.
+    """Reads texts with labels: records with one of `LABEL_COLUMNS` and a text, or CoLA's four columns of a table.
+
+    A record has a pair of texts if it has one of `FIRST_COLUMNS` and of `SECOND_COLUMNS`, or a `text_pair` beside its
+    text. Other records have one of `TEXT_COLUMNS`.
 
     A label that is one of the names in `labels` is that name; capitals matter only if names differ in nothing else.
     Another number is an index. If the names are numbers themselves, only a number of JSON is an index.
@@ -117,8 +130,17 @@ def labelled(path: Path, labels: Sequence[str] = ()) -> list[Labelled]:
     Raises:
         DatasetError: the file is damaged, or a line has no text, or no label of these.
     """
-    rows = _records(path, {"label": ("label",), "text": TEXT_COLUMNS}, ("", "label", "", "text"))
-    return [Labelled(row.text("text"), _index(row, labels)) for row in rows]
+    required = {"label": LABEL_COLUMNS, "text": (*TEXT_COLUMNS, *FIRST_COLUMNS)}
+    optional = {"first": FIRST_COLUMNS, "second": SECOND_COLUMNS, "pair": ("text_pair",)}
+    rows = _records(path, required, ("", "label", "", "text"), optional)
+    return [Labelled(text, _index(row, labels), pair) for row in rows for text, pair in [_pair(row)]]
+
+
+def _pair(row: _Record) -> tuple[str, str | None]:
+    """Returns the text of a record, and the second one if it has a pair. Raises DatasetError."""
+    if row.values["first"] is not None and row.values["second"] is not None:
+        return row.text("first"), row.text("second")
+    return row.text("text"), None if row.values["pair"] is None else row.text("pair")
 
 
 def _index(row: _Record, names: Sequence[str]) -> int:
@@ -212,11 +234,14 @@ def label_words(label: str) -> str:
 def inferences(path: Path) -> list[Inference]:
     """Reads pairs of texts: records with `premise`, `hypothesis` and `label`, the name of their relation.
 
+    GLUE's names are `sentence1`, `sentence2` and, of MNLI, `gold_label`.
+
     Raises:
         DatasetError: the file is damaged, or a line is not of this form. A number is no name: its meaning differs
             between data sets.
     """
-    rows = _records(path, {name: (name,) for name in ("premise", "hypothesis", "label")})
+    names = {"premise": ("premise", "sentence1"), "hypothesis": ("hypothesis", "sentence2")}
+    rows = _records(path, {**names, "label": ("label", "gold_label")})
     for row in rows:
         if LABEL.fullmatch(str(row.value("label")).removeprefix("-")):
             raise row.error("its label is a number and not a name such as entailment")
@@ -309,7 +334,7 @@ def _records(
     header = [name.strip().casefold() for name in rows[0][1]]
     places = {name: next((header.index(key) for key in known if key in header), -1) for name, known in fields.items()}
     if columns and next(iter(places.values())) < 0:
-        places, width = {name: columns.index(name) for name in fields}, None
+        places, width = {name: columns.index(name) if name in columns else -1 for name in fields}, None
     else:
         for name, place in places.items():
             if place < 0 and name in required:

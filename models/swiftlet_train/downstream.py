@@ -80,7 +80,7 @@ def measure_accuracy(model: Model, work: Finetuning, tokenizer: Tokenizer, data:
     """
     names = work.labels if len(work.labels) > 1 else ()
     texts = datasets.labelled(data / work.evaluate, names)[work.evaluate_skip :][: work.evaluate_limit]
-    encodings = tokenizer.encode([text.text for text in texts], work.max_tokens)
+    encodings = tokenizer.encode([text.texts for text in texts], work.max_tokens)
     examples = [Example(encoding, (text.label,)) for encoding, text in zip(encodings, texts, strict=True)]
     right = 0
     for start in range(0, len(examples), BATCH):

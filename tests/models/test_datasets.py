@@ -56,6 +56,34 @@ def test_labelled_reads_cola(tmp_path):
     assert labelled(file) == [Labelled("The rain fell.", 1), Labelled("The fell rain", 0)]
 
 
+@pytest.mark.parametrize(
+    ("header", "row"),
+    [
+        ("Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", '1\t7\t8\t"A, it said\tB'),  # MRPC
+        ("id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", '0\t1\t2\t"A, it said\tB\t1'),  # QQP
+        ("index\tquestion\tsentence\tlabel", '0\t"A, it said\tB\tno'),  # QNLI
+        ("index\tsentence1\tsentence2\tlabel", '0\t"A, it said\tB\tno'),  # RTE, WNLI
+        ("index\tsentence1_parse\tsentence1\tsentence2\tlabel1\tgold_label", '0\t(A)\t"A, it said\tB\tyes\tno'),  # MNLI
+        ("text\ttext_pair\tlabel", '"A, it said\tB\tno'),
+    ],
+)
+def test_labelled_reads_pairs(tmp_path, header, row):
+    file = write(tmp_path / "dev.tsv", f"{header}\n{row}\n")
+
+    (example,) = labelled(file, ("yes", "no"))
+    assert example == Labelled('"A, it said', 1, "B")
+    assert example.texts == ('"A, it said', "B")
+
+
+def test_labelled_reads_a_question_beside_a_text_as_a_text(tmp_path):
+    file = write(tmp_path / "dev.tsv", "question\ttext\tlabel\nwho?\tone\t1\n")
+
+    assert labelled(file) == [Labelled("one", 1)]
+    lines = write(tmp_path / "dev.jsonl", '{"premise": "one", "label": 1}\n{"sentence2": "two", "label": 1}\n')
+    with pytest.raises(DatasetError, match=r"line 2: it has no text\. Expected"):
+        labelled(lines)
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_labelled_accepts_both_line_endings(tmp_path, end):
     file = tmp_path / "dev.tsv"
@@ -318,6 +346,14 @@ def test_inferences_reads_pairs(tmp_path):
     path = write_lines(tmp_path / "nli.jsonl.gz", row)
 
     assert datasets.inferences(path) == [Inference(row["premise"], "비가 온다.", "entailment")]
+
+
+def test_inferences_reads_the_file_of_glue(tmp_path):
+    file = write(
+        tmp_path / "dev.tsv", "pairID\tsentence1\tsentence2\tlabel1\tgold_label\n1\ta\tb\tneutral\tentailment\n"
+    )
+
+    assert datasets.inferences(file) == [Inference("a", "b", "entailment")]
 
 
 def test_inferences_rejects_other_formats(tmp_path):

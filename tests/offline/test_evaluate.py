@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from swiftlet_models.artifact import open_artifact
 from swiftlet_models.datasets import DatasetError
+from swiftlet_serve import evaluation, plugins
 from swiftlet_serve.cli.main import main
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.evaluation.qa import QaWithMargin
@@ -112,6 +113,15 @@ def test_classify_skips_blank_texts(tmp_path, good):
     data = write(tmp_path, "texts.tsv", "label\tsentence\n1\tfine\n0\t  \n0\t\n1\tgood\n")
 
     assert measure(good, data).main.n == 2
+
+
+def test_classify_reads_pairs(tmp_path, good):
+    data = write(tmp_path, "pairs.tsv", "sentence1\tsentence2\tlabel\nfine\tso so\t1\n \tx\t1\nbad\ty\t0\n")
+    evaluator = plugins.load(evaluation, "classify").Evaluator(load_model(good, "onnx_cpu").task)
+
+    found = [case.body["inputs"] for case in evaluator.cases(data, 0, None)]
+    assert found == [{"text": "fine", "text_pair": "so so"}, {"text": "bad", "text_pair": "y"}]
+    assert (measure(good, data).main.value, measure(good, data).main.n) == (50, 2)
 
 
 def test_classify_truncates_long_texts(tmp_path, good):

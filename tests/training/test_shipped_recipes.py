@@ -60,6 +60,17 @@ EVALUATION_FILES = {
     "nli/mnli.dev_matched.jsonl.gz",
     "nli/snli.dev.jsonl.gz",
 }
+# Those of GLUE, which are the user's.
+GLUE = {  # the columns of a file of each task, with the label last
+    "MRPC": ("#1 String", "#2 String", "Quality"),
+    "QQP": ("question1", "question2", "is_duplicate"),
+    "QNLI": ("question", "sentence", "label"),
+    "RTE": ("sentence1", "sentence2", "label"),
+    "WNLI": ("sentence1", "sentence2", "label"),
+    "MNLI": ("sentence1", "sentence2", "gold_label"),
+}
+EVALUATION_FILES |= {f"glue/{name}/dev.tsv" for name in GLUE if name != "MNLI"}
+EVALUATION_FILES |= {f"glue/MNLI/dev_{kind}.tsv" for kind in ("matched", "mismatched")}
 
 
 def test_shipped_recipes_do_not_train_on_evaluation_data(shipped):
@@ -102,6 +113,14 @@ def test_shipped_recipes_name_the_licences_of_their_data(shipped):
         "qa/covid": "COVID",
         "corpora/gutenberg": "Gutenberg",
         "nsmc": "NSMC",
+    }
+    sources |= {
+        "glue/MRPC": "Paraphrase",
+        "glue/QQP": "Quora",
+        "glue/QNLI": "QNLI",
+        "glue/RTE": "RTE",
+        "glue/WNLI": "WNLI",
+        "glue/MNLI": "MultiNLI",
     }
     for work in shipped.finetuning.values():
         for file in (*shipped.pretraining.corpora, *work.train, *work.unlabelled):
@@ -229,6 +248,7 @@ def write_data(folder: Path) -> None:
             return [{"text": text, "label": WORDS[label]} for label, text in labels()]
         return [{"query": f"the {WORDS[i % 4]}", "text": sentences(1), "label": i % 2} for i in range(16)]
 
+    glue_labels = {name.partition("-")[2]: work.labels for name, work in SHIPPED["albert-glue"].finetuning.items()}
     works = [work for recipe in SHIPPED.values() for work in recipe.finetuning.values()]
     named = {file for recipe in SHIPPED.values() for file in recipe.pretraining.corpora}
     named |= {file for work in works for file in (*work.train, *work.unlabelled, work.evaluate, *work.also_evaluate)}
@@ -244,6 +264,10 @@ def write_data(folder: Path) -> None:
             path.write_bytes(gzip.compress("\n".join("".join(words) for _ in range(12)).encode()))
         elif name.endswith(".csv"):
             path.write_text("".join(f"{sentences(1)},{sentences(1)},{number % 5}\n" for number in range(8)), "utf-8")
+        elif name.startswith("glue/"):
+            header, choices = GLUE[path.parent.name], glue_labels[path.parent.name.lower()]
+            pairs = ((sentences(1), sentences(1), choices[label % len(choices)]) for label, _ in labels())
+            path.write_text("".join("\t".join(row) + "\n" for row in (header, *pairs)), "utf-8")
         elif name.startswith("cola/"):
             path.write_text("".join(f"x\t{label}\t\t{text}\n" for label, text in labels()), "utf-8")
         elif name.endswith(".tsv"):

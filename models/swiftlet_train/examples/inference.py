@@ -46,7 +46,7 @@ def read_inferences(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[
 
 
 def _read(path: Path, count: int, negatives: int) -> list[Inference]:
-    if ".jsonl" not in path.suffixes:
+    if not {".jsonl", ".tsv", ".csv"} & {*path.suffixes}:
         return make_hypotheses(take_evenly(list(_titled_sentences(path)), count), negatives)
     try:
         return take_evenly(datasets.inferences(path), count)

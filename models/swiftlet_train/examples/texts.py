@@ -13,13 +13,13 @@ from swiftlet_train.recipe import Finetuning
 
 
 def read_labelled_texts(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[Example]:
-    """Reads the labelled texts of all training files, evenly spaced within each file.
+    """Reads the labelled texts and pairs of all training files, evenly spaced within each file.
 
     Raises:
         DatasetError: a file is not a table of labelled texts.
     """
     texts = read_texts(work, data)
-    encodings = tokenizer.encode([text.text for text in texts], work.max_tokens)
+    encodings = tokenizer.encode([text.texts for text in texts], work.max_tokens)
     return [Example(encoding, (text.label,)) for encoding, text in zip(encodings, texts, strict=True)]
 
 

@@ -49,7 +49,8 @@ def predict_by_ngrams(work: Finetuning, longest: int, data: Path, run: Run) -> l
         for number, name in enumerate(work.labels):
             if labels.count(number) < FOLDS:
                 raise RecipeError(f"the label {name} needs at least {FOLDS} training texts, so that n-grams can teach.")
-        logits = cross_fit([text.text for text in texts], labels, longest, run.report)
+        joined = [" ".join(filter(None, (text.text, text.pair))) for text in texts]
+        logits = cross_fit(joined, labels, longest, run.report)
         write_array_atomically(path, logits)
     return list(np.load(path)[:, None])
 

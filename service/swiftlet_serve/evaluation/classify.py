@@ -1,4 +1,4 @@
-"""Accuracy of labels, on texts with the names or numbers of their labels."""
+"""Accuracy of labels, on texts or pairs of texts with the names or numbers of their labels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from swiftlet_models import datasets, metrics
-from swiftlet_models.datasets import Unlabelled
+from swiftlet_models.datasets import Labelled, Unlabelled
 from swiftlet_models.metrics import Score
 from swiftlet_serve import evaluation
 from swiftlet_serve.evaluation import Case, Grade, commonest
@@ -35,7 +35,7 @@ class Evaluator(evaluation.Evaluator):
     def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
         for example in datasets.labelled(data, self._labels)[skip:stop]:
             if example.text.strip():
-                yield _case(example.text, self._labels[example.label])
+                yield _case(example, self._labels[example.label])
 
     def bodies(self, texts: Sequence[Unlabelled]) -> list[dict[str, Any]]:
         """Returns a pair for a text with a question."""
@@ -59,9 +59,11 @@ class Evaluator(evaluation.Evaluator):
         return {"matthews": metrics.matthews(predicted, actual), "label_1_f1": metrics.f1(predicted, actual)}
 
 
-def _case(text: str, label: str) -> Case:
+def _case(example: Labelled, label: str) -> Case:
     def grade(response: Any) -> list[Grade]:
         best = response[0][0]["label"]
         return [Grade({"accuracy": float(best == label)}, best)]
 
-    return Case({"inputs": text, "parameters": {"top_k": 1}}, (label,), grade)
+    text, pair = example.text, example.pair
+    inputs = text if pair is None else {"text": text, "text_pair": pair}
+    return Case({"inputs": inputs, "parameters": {"top_k": 1}}, (label,), grade)

@@ -16,7 +16,7 @@ from swiftlet_train.examples.batches import make_batches
 from swiftlet_train.examples.example import NO_LABEL, Example, hash_examples, take_evenly
 from swiftlet_train.examples.questions import STRIDE, ask_of_parts, make_unanswerable, make_windows
 from swiftlet_train.examples.sentences import SENTENCE_END
-from swiftlet_train.examples.texts import read_texts, read_unlabelled_texts
+from swiftlet_train.examples.texts import read_labelled_texts, read_texts, read_unlabelled_texts
 from swiftlet_train.finetuning.finetune import read_examples
 from swiftlet_train.recipe import Distillation, Finetuning
 from tests.support.artifacts import make_tokenizer
@@ -225,6 +225,17 @@ def test_read_texts_rejects_a_label_that_the_recipe_does_not_name(tmp_path, labe
     else:
         with pytest.raises(DatasetError, match=r"a\.tsv(: line 3: its label is none of no, yes| has a label above 1)"):
             read_texts(work, tmp_path)
+
+
+def test_read_labelled_texts_reads_pairs(tmp_path):
+    (tmp_path / "a.tsv").write_text("question1\tquestion2\tis_duplicate\na b\tc\t1\n", "utf-8")
+    work = Finetuning(*("classify", "", ()), {"a.tsv": 9}, method="classification", labels=("no", "yes"))
+
+    (example,) = read_labelled_texts(work, tmp_path, TOKENIZER)
+    (expected,) = TOKENIZER.encode([("a b", "c")], work.max_tokens)
+    assert example.encoding.input_ids.tolist() == expected.input_ids.tolist()
+    assert example.encoding.token_type_ids.tolist() == expected.token_type_ids.tolist()
+    assert example.target == (1,)
 
 
 def test_read_examples_needs_an_example(tmp_path):
