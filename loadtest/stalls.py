@@ -1,11 +1,12 @@
 """Searches, for each route, the request that keeps the event loop busy for longest at a stretch.
 
-    python -m loadtest.stalls [--only PATH ...] [--tries N] [--out FILE]
+    python -m loadtest.stalls [--only PATH ...] [--tries N] [--out FILE] [--bodies FILE]
 
 The server runs in this process with the engine `echo`, on asyncio's loop, which measures the CPU time of each of its
 callbacks: other programs on the machine do not change it. The search starts from a short request with every parameter,
 and changes one value at a time: the length and the characters of a text, the items of a list, a number. It keeps what
-takes longer. Answered and refused requests are searched separately.
+takes longer. Answered and refused requests are searched separately. FILE gets the bodies of the answered ones, which
+`loadtest/beside_large.py` sends.
 """
 
 from __future__ import annotations
@@ -245,6 +246,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=list(SEEDS), choices=list(SEEDS), metavar="PATH")
     parser.add_argument("--tries", type=int, default=200, help="Requests for each route. Default: 200.")
     parser.add_argument("--out", type=Path, help="File for the table.")
+    parser.add_argument("--bodies", type=Path, help="File for the bodies that were answered, in JSON by route.")
     arguments = parser.parse_args()
     lines = [
         f"{current_environment('tokenizers').description()} Echo engine, {arguments.tries} requests of each route.\n",
@@ -256,6 +258,9 @@ def main() -> None:
         small = [make_small(task, Path(made)) for task in ("entities", "score") if f"/{task}" in arguments.only]
         settings = Settings(models=(*MODELS, *small), engine="echo", port=0, log_level="error")
         found = asyncio.run(_measure(settings, arguments.only, arguments.tries))
+    if arguments.bodies:
+        bodies = {path: each[True].body for path, each in found.items() if each[True].status}
+        arguments.bodies.write_bytes(_dump(bodies))
     if arguments.out:
         lines += [row(path, each) for path, each in found.items()]
         arguments.out.write_text("\n".join(lines) + "\n", "utf-8")
