@@ -118,6 +118,12 @@ def test_plan_prefers_similar_lengths_to_older_sequences():
     assert plan_of([20, 300, 22, 40, 18], cost, 1000) == [0, 2, 4, 3]
 
 
+def test_plan_keeps_the_order_of_an_engine_that_does_not_pad():
+    cost = Cost(padded=False, call_tokens=64, max_tokens=100, max_rows=64)
+
+    assert plan_of([20, 70, 22, 40, 10], cost, 1000) == [0, 1, 4]
+
+
 def test_plan_prefers_the_older_of_equal_lengths():
     cost = Cost(padded=True, call_tokens=0, max_tokens=60, max_rows=64)
 

@@ -287,7 +287,7 @@ class SchedulingMachine(RuleBasedStateMachine):
     @invariant()
     def every_sequence_has_a_turn(self):
         for queue in self.queue.short.values() if hasattr(self, "loop") else ():
-            in_turn = list(queue.in_turn(self.queue.sequence_s))
+            in_turn = list(queue.in_turn())
             assert sorted(map(id, in_turn)) == sorted(map(id, queue))
             assert not in_turn or queue.turn == (queue.times.of(in_turn[0].client), in_turn[0].arrival)
             for lane in queue.lanes.values():

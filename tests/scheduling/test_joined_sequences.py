@@ -75,6 +75,16 @@ async def test_a_sequence_that_joined_another_takes_its_place_when_its_caller_go
     assert (await third).tolist() == row_of(3).tolist()
 
 
+async def test_a_caller_that_goes_just_before_the_dispatch_takes_no_other_with_it():
+    dispatcher, executor, _ = dispatcher_of()
+    first, second = dispatcher.submit("moods", read_by(0, 1), soon())
+    first.cancel()
+    await settle()
+    executor.calls.get_nowait().set_result(rows_of([2]))
+    assert (await second).tolist() == row_of(2).tolist()
+    assert executor.asked == [[7]]
+
+
 async def test_sequences_that_joined_expire_together():
     dispatcher, executor, _ = dispatcher_of(size=1)
     busy = dispatcher.submit("moods", read_by(0, tag=1), soon())

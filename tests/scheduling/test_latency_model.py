@@ -1,4 +1,4 @@
-"""The latency model learns the call durations of every engine."""
+"""The latency model learns the call durations of every engine, which limit the time of its calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.scheduling.latency_model import LatencyModel
+from swiftlet_serve.scheduling.latency_model import (
+    LONG_FACTOR,
+    MIN_CALL_TIMEOUT_S,
+    OVERDUE_FACTOR,
+    LatencyModel,
+    call_limit_s,
+)
 from swiftlet_serve.types import Cost
 
 PADDED = Cost(padded=True, call_tokens=24, max_tokens=512, max_rows=64)
@@ -157,3 +163,20 @@ def test_backlog_takes_as_long_as_full_batches():
     batch = [32] * 16
 
     assert latency.backlog_s(160, 160 * 32, 160 * 32 * 32) == pytest.approx(10 * latency.batch_s(batch))
+
+
+@given(st.floats(0.001, 1000), st.floats(0, 1000), st.booleans())
+def test_limit_is_a_multiple_of_the_prediction_within_bounds(timeout_s, expected_s, calibrated):
+    limit_s = call_limit_s(timeout_s, expected_s, calibrated=calibrated)
+
+    assert limit_s <= max(timeout_s, LONG_FACTOR * expected_s)
+    if not calibrated:
+        assert limit_s == timeout_s
+    elif limit_s < timeout_s:
+        assert limit_s in (MIN_CALL_TIMEOUT_S, OVERDUE_FACTOR * expected_s)
+
+
+@given(st.floats(0.001, 1000), st.floats(0, 1000))
+def test_call_may_always_take_several_times_its_prediction(timeout_s, expected_s):
+    """Also if the prediction alone is longer than the limit of short calls."""
+    assert call_limit_s(timeout_s, expected_s, calibrated=True) >= LONG_FACTOR * expected_s

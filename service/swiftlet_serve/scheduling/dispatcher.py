@@ -1,10 +1,10 @@
 """Queues sequences and dispatches them to the executor in batches that form without timers.
 
-    submit ─▶ ModelQueue   one for each model
-                 │ plan
-              Executor     runs one call on each core at a time
-                 │ row
-              Future       one for each sequence
+    submit ─▶ SequenceQueue   one for each model and priority
+                   │ choose
+                Executor      runs one call on each core at a time
+                   │ row
+                Future        one for each sequence
 
 An idle core starts immediately with its share of the queue. While all cores are busy, the queue and the next batch
 grow. Nothing polls or waits for a batch to fill. A sequence whose caller has gone, or whose deadline cannot be
@@ -32,15 +32,12 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from itertools import islice
-from typing import Final
 
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.errors import Internal, SwiftletError, deadline_exceeded, log_exception
-from swiftlet_serve.scheduling.batch_planner import plan
-from swiftlet_serve.scheduling.call_limit import CALL_TIMEOUT_S, call_limit_s
+from swiftlet_serve.scheduling.batch_planner import choose
 from swiftlet_serve.scheduling.client_times import ClientTimes
-from swiftlet_serve.scheduling.latency_model import Utilization
+from swiftlet_serve.scheduling.latency_model import CALL_TIMEOUT_S, Utilization, call_limit_s
 from swiftlet_serve.scheduling.load import BULK_EVERY, AdmissionPolicy, Load, RunningCall, wait_s
 from swiftlet_serve.scheduling.queue import ModelQueue, QueuedSequence, SequenceQueue, may_start_long
 from swiftlet_serve.telemetry.request_record import RequestRecord
@@ -49,9 +46,6 @@ from swiftlet_serve.telemetry.snapshot import QueueState
 from swiftlet_serve.types import BatchResult, Deadline, Executor, Priority, Row, WorkerLost
 
 log = logging.getLogger(__name__)
-
-LOOKAHEAD: Final = 256
-"""Number of queued sequences among which a batch is chosen, unless the engine's batches are larger."""
 
 
 class Dispatcher:
@@ -100,7 +94,7 @@ class Dispatcher:
             stats_names: the name in the statistics of each head's model. Empty: the same name.
         """
         self.models[name] = model = ModelQueue(name, self.executor, self._times, stats_names)
-        self._queues += _queues_of(model)
+        self._queues += model.queues
         return model
 
     async def remove_model(self, name: str) -> None:
@@ -109,7 +103,9 @@ class Dispatcher:
         while running := [future for future, call in self._calls.items() if call.model is model]:
             await asyncio.wait(running)
         del self.models[name]
-        self._queues = [queue for model in self.models.values() for queue in _queues_of(model)]
+        self._queues = [queue for model in self.models.values() for queue in model.queues]
+
+    # The way of a sequence
 
     def submit(
         self,
@@ -126,21 +122,22 @@ class Dispatcher:
         A future's exception is DeadlineExceeded if its call could not start in time, or the engine's error. Nothing
         happens at the deadline itself: the caller stops waiting, and cancels the futures that it no longer needs.
         """
-        now, loop = self.clock(), asyncio.get_running_loop()
-        model_queue = self.models[model]
-        shares_trunk = model_queue.latency.cost.shares_trunk
+        now, loop, queues = self.clock(), asyncio.get_running_loop(), self.models[model]
+        shares_trunk = queues.latency.cost.shares_trunk
         client = "" if record is None else record.account
         arrival, rows = now, []
+        added: dict[SequenceQueue, list[QueuedSequence]] = {}
         for encoding in encodings:
             length, row = len(encoding.input_ids), loop.create_future()
-            queue = (model_queue.long if model_queue.is_long(length) else model_queue.short)[priority]
-            item = QueuedSequence(encoding, length, deadline, priority, client, arrival, now, row, queue, record)
+            queue = (queues.long if queues.is_long(length) else queues.short)[priority]
+            item = QueuedSequence(encoding, length, deadline, client, arrival, now, row, queue, record)
             row.add_done_callback(item.leave)  # its caller may cancel it
             rows.append(row)
-            if shares_trunk and self._join(item):
-                continue
-            queue.add(item)
-            arrival += model_queue.sequence_s(length)
+            if not (shares_trunk and self._join(item)):
+                added.setdefault(queue, []).append(item)
+                arrival += queues.sequence_s(length)
+        for queue, items in added.items():
+            queue.add(client, items)
         if rows:
             self._schedule()
         return rows
@@ -154,9 +151,188 @@ class Dispatcher:
         if other is item or other.row.done():
             self._arrived[key] = item
             return False
-        other.joined.append(item)
+        other.joined += (item,)
         item.costs = False
         return True
+
+    def _schedule(self) -> None:
+        """Dispatches in the next iteration of the event loop, so that requests that arrive together form a batch."""
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        """Starts a batch on every idle core, as far as the queues have work."""
+        self._scheduled = False
+        self._arrived.clear()
+        while len(self._calls) < self.executor.size:
+            batch: list[QueuedSequence] = []
+            try:
+                batch = self._next_batch()
+                if not batch:
+                    return
+                self._start(batch)
+            except Exception as error:  # a bug; the oldest sequences fail, so that the others make progress
+                log_exception(log, "A batch could not be started", error)
+                for item in batch or self._remove_oldest().together:
+                    if not item.row.done():
+                        item.row.set_exception(Internal("internal", "The model failed."))
+
+    def _remove_oldest(self) -> QueuedSequence:
+        """Removes the sequence that is next."""
+        queue = min([queue for queue in self._queues if queue.rows], key=lambda queue: queue.turn)
+        item = next(queue.in_turn())
+        queue.remove(item.client, [item])
+        return item
+
+    def _next_batch(self) -> list[QueuedSequence]:
+        """Removes and returns the next batch, from the queue with the sequence that is next; none if none can start."""
+        waiting = [queue for queue in self._queues if queue.rows]
+        if not waiting:
+            return []
+        has_bulk = any(queue.priority == "bulk" for queue in waiting)
+        first = "bulk" if self._interactive_batches >= BULK_EVERY - 1 else "interactive"
+        long = may_start_long(sum([call.is_long for call in self._calls.values()]), self.executor.size)
+        ready = [queue for queue in waiting if queue.model.has_room and (long or not queue.is_long)]
+        for queue in sorted(ready, key=lambda queue: (queue.priority != first, queue.turn)):
+            if batch := self._take(queue):
+                counts = has_bulk and queue.priority == "interactive"
+                self._interactive_batches = self._interactive_batches + 1 if counts else 0
+                return batch
+        return []
+
+    def _take(self, queue: SequenceQueue) -> list[QueuedSequence]:
+        """Removes a batch from a queue, and the sequences that come too late, which fail.
+
+        Returns an empty list if no sequence can start. While no call runs, predictions are not trusted: a sequence with
+        any time left then starts.
+        """
+        load, model, by_deadline = self.load(), queue.model, self.policy == "deadline"
+        idle = min(load.cores - len(load.calls), model.max_calls - model.running_calls)
+        batch, dropped = choose(
+            queue,
+            load.now,
+            math.ceil(load.queued_tokens_of_kind(queue.is_long) / idle),
+            trusts_predictions=bool(load.calls) and by_deadline,
+            takes_suspects=not self._suspect_runs,
+            keeps_deadlines=by_deadline,
+        )
+        for item in dropped:
+            if item.row.done():  # its caller has just gone, and another sequence may take its place
+                item.leave()
+                self._schedule()
+                continue
+            queue.remove(item.client, [item])
+            for late in item.together:
+                late.row.set_exception(deadline_exceeded())
+        if not batch:
+            return []
+        queue.times.serve(batch[0].client)
+        of_client: dict[str, list[QueuedSequence]] = {}
+        for item in batch:
+            of_client.setdefault(item.client, []).append(item)
+        for client, items in of_client.items():
+            queue.remove(client, items)
+            queue.times.charge(client, model.work_s([item.length for item in items]), load.now)
+        return [item for first in batch for item in first.together] if model.latency.cost.shares_trunk else batch
+
+    def _start(self, batch: list[QueuedSequence]) -> None:
+        """Starts a call."""
+        now, queue = self.clock(), batch[0].queue
+        model, lengths = queue.model, [item.length for item in batch if item.costs]
+        expected_s = model.latency.batch_s(lengths)
+        timeout_s = call_limit_s(self.call_timeout_s, expected_s, calibrated=model.latency.calibrated)
+        future = asyncio.ensure_future(self.executor.run(model.name, [item.encoding for item in batch], timeout_s))
+        if not queue.is_long:
+            model.mean_call_s += (expected_s - model.mean_call_s) / 8
+        model.running_calls += 1
+        self._suspect_runs |= batch[0].suspect
+        self._update_busy_time()
+        self._calls[future] = RunningCall(model, batch, lengths, now, expected_s)
+        future.add_done_callback(self._finish)
+
+    def _finish(self, future: asyncio.Future[BatchResult]) -> None:
+        """Starts the next batch first, so that the core stays busy. Then delivers the rows, and last learns."""
+        now = self.clock()
+        self._update_busy_time()
+        call = self._calls.pop(future)
+        model, batch = call.model, call.batch
+        model.running_calls -= 1
+        self._suspect_runs &= not batch[0].suspect
+        if future.cancelled() or future.exception() is not None:
+            self._schedule()  # not yet: sequences may go back into the queue
+        else:
+            self._dispatch()
+        result: BatchResult | None = None
+        outcomes: Sequence[Row | SwiftletError]
+        try:
+            result = future.result()
+            outcomes = result.outcomes
+        except WorkerLost as lost:
+            if not (lost.suspect and batch[0].suspect):
+                self._put_back(batch, suspect=lost.suspect)
+                return
+            outcomes = [Internal("internal", "The model failed on this input.")]
+        except SwiftletError as error:
+            outcomes = [error] * len(batch)
+        except BaseException as error:  # a bug
+            log_exception(log, "A call to the engine failed", error)
+            outcomes = [Internal("internal", "The model failed.") for _ in batch]
+        self._deliver(call, outcomes, now, 0.0 if result is None else result.engine_s)
+        if batch[0].queue.priority == "interactive":
+            self._interactive.add(now - call.started, now)
+        if result is not None:
+            self._busy_s += result.helped_s
+            self._learn(call, now - call.started + result.helped_s)
+
+    def _put_back(self, batch: Sequence[QueuedSequence], *, suspect: bool) -> None:
+        """Queues the sequences of a lost call again, at their former place, unless their caller has gone."""
+        for item in batch:
+            item.suspect |= suspect
+            item.costs, item.joined = True, ()
+            if not item.row.done():
+                item.queue.add(item.client, [item])
+
+    @staticmethod
+    def _deliver(call: RunningCall, outcomes: Sequence[Row | SwiftletError], now: float, engine_s: float) -> None:
+        """Sets the row or the error of every sequence whose caller still waits."""
+        recorded = None  # the latest sequence whose times are in its record: those of one submission are equal
+        for item, outcome in zip(call.batch, outcomes, strict=True):
+            row, record = item.row, item.record
+            if row.done():
+                continue
+            row.remove_done_callback(item.leave)  # it has left the queue
+            if isinstance(outcome, SwiftletError):
+                row.set_exception(outcome)
+                continue
+            row.set_result(outcome)
+            if record is None or (recorded and recorded.record is record and recorded.submitted == item.submitted):
+                continue
+            record.add_call(item.submitted, call.started, now, engine_s, len(call.batch))
+            recorded = item
+
+    def _learn(self, call: RunningCall, seconds: float) -> None:
+        """Updates the latency model and the statistics with a call that has ended.
+
+        `seconds` include the time of cores that helped: a prediction never relies on idle cores.
+        """
+        model, lengths, longest = call.model, call.lengths, max(call.lengths)
+        model.latency.learn(lengths, seconds)
+        pads = model.latency.cost.padded
+        for head, name in enumerate(model.stats_names):
+            if len(model.stats_names) > 1:
+                lengths = [item.length for item in call.batch if item.costs and item.encoding.head == head]
+            if lengths:
+                padding = len(lengths) * longest - sum(lengths) if pads else 0
+                self._stats.add_batch(name, len(lengths), sum(lengths), padding)
+
+    def _update_busy_time(self) -> None:
+        """Adds the time that calls ran since the last update. Must precede every change of the number of calls."""
+        now = self.clock()
+        self._busy_s += (now - self._busy_until) * len(self._calls)
+        self._busy_until = now
+
+    # The state
 
     def load(self) -> Load:
         """Returns a view of the current load, for admission control."""
@@ -166,6 +342,7 @@ class Dispatcher:
             self._calls.values(),
             self.models,
             self._queues,
+            self._times,
             self._interactive,
             self.policy,
         )
@@ -197,185 +374,3 @@ class Dispatcher:
             await asyncio.wait(self._calls, timeout=left)
             self._dispatch()
         return not self._calls
-
-    def _schedule(self) -> None:
-        """Dispatches in the next iteration of the event loop, so that requests that arrive together form a batch."""
-        if not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._dispatch)
-
-    def _dispatch(self) -> None:
-        """Starts a batch on every idle core, as far as the queues have work."""
-        self._scheduled = False
-        self._arrived.clear()
-        while len(self._calls) < self.executor.size:
-            batch: list[QueuedSequence] = []
-            try:
-                next_batch = self._next_batch()
-                if next_batch is None:
-                    return
-                model, batch = next_batch
-                self._start(model, batch)
-            except Exception as error:  # a bug; the oldest sequences fail, so that the others make progress
-                log_exception(log, "A batch could not be started", error)
-                for item in batch or self._remove_oldest().together:
-                    if not item.row.done():
-                        item.row.set_exception(Internal("internal", "The model failed."))
-
-    def _remove_oldest(self) -> QueuedSequence:
-        """Removes the sequence that is next."""
-        queue = min((queue for queue in self._queues if queue), key=lambda queue: queue.turn)
-        item = next(queue.in_turn(lambda _: 0.0))
-        queue.discard(item)
-        return item
-
-    def _next_batch(self) -> tuple[ModelQueue, list[QueuedSequence]] | None:
-        """Removes and returns the next batch, of the model with the sequence that is next; None if none can start."""
-        models, calls = self.models.values(), self._calls.values()
-        has_bulk = any(queue for model in models for queue in model.queues("bulk"))
-        long = may_start_long(sum([call.is_long for call in calls]), self.executor.size)
-        priorities: list[Priority] = ["interactive", "bulk"]
-        if self._interactive_batches >= BULK_EVERY - 1:
-            priorities.reverse()
-        for priority in priorities:
-            startable = [model for model in models if model.running_calls < model.max_calls]
-            ready = [(queue, model) for model in startable for queue in model.queues(priority, long=long) if queue]
-            for queue, model in sorted(ready, key=lambda pair: pair[0].turn):
-                batch = self._take(model, queue)
-                if batch:
-                    counts = has_bulk and priority == "interactive"
-                    self._interactive_batches = self._interactive_batches + 1 if counts else 0
-                    return model, batch
-        return None
-
-    def _take(self, model: ModelQueue, queue: SequenceQueue) -> list[QueuedSequence]:
-        """Removes a batch from a queue: one suspect if no other suspect runs, or sequences that are not suspects.
-
-        Returns an empty list if no sequence can start. A sequence that cannot meet its deadline fails. While no call
-        runs, predictions are not trusted: a sequence with any time left then starts.
-        """
-        load, by_deadline = self.load(), self.policy == "deadline"
-        idle = min(load.cores - len(load.calls), model.max_calls - model.running_calls)
-        token_budget = math.ceil(load.queued_tokens_of_kind(queue.is_long) / idle)
-        startable = []
-        for item in list(islice(queue.in_turn(model.sequence_s), max(LOOKAHEAD, model.latency.cost.max_rows))):
-            left = item.deadline - load.now
-            in_time = not load.calls or not by_deadline or left >= model.latency.single_s(item.length)
-            if not item.row.done() and left > 0 and in_time:
-                startable.append(item)
-                continue
-            queue.discard(item)
-            for late in item.together:
-                if not late.row.done():
-                    late.row.set_exception(deadline_exceeded())
-        batch = [] if self._suspect_runs else [item for item in startable if item.suspect][:1]
-        if not batch and (others := [item for item in startable if not item.suspect]):
-            remaining_s = [item.deadline - load.now if by_deadline else math.inf for item in others]
-            chosen = plan([item.length for item in others], remaining_s, model.latency, token_budget)
-            batch = [others[i] for i in chosen]
-        if batch:
-            queue.times.serve(batch[0].client)
-        used_s: dict[str, float] = {}
-        for item in batch:
-            queue.discard(item)
-            used_s[item.client] = used_s.get(item.client, 0.0) + model.sequence_s(item.length)
-        for client, seconds in used_s.items():
-            queue.times.charge(client, seconds, load.now)
-        return [item for first in batch for item in first.together]
-
-    def _start(self, model: ModelQueue, batch: list[QueuedSequence]) -> None:
-        """Starts a call."""
-        now = self.clock()
-        expected_s = model.latency.batch_s([item.length for item in batch if item.costs])
-        timeout_s = call_limit_s(self.call_timeout_s, expected_s, calibrated=model.latency.calibrated)
-        call = asyncio.ensure_future(self.executor.run(model.name, [item.encoding for item in batch], timeout_s))
-        if not batch[0].queue.is_long:
-            model.mean_call_s += (expected_s - model.mean_call_s) / 8
-        model.running_calls += 1
-        self._suspect_runs |= batch[0].suspect
-        for item in batch:
-            item.started = now
-        self._update_busy_time()
-        self._calls[call] = RunningCall(model, batch, now, expected_s)
-        call.add_done_callback(self._finish)
-
-    def _finish(self, future: asyncio.Future[BatchResult]) -> None:
-        """Starts the next batch first, so that the core stays busy. Then delivers the rows, and last learns."""
-        now = self.clock()
-        self._update_busy_time()
-        call = self._calls.pop(future)
-        model, batch = call.model, call.batch
-        model.running_calls -= 1
-        self._suspect_runs &= not batch[0].suspect
-        if future.cancelled() or future.exception() is not None:
-            self._schedule()  # not yet: sequences may go back into the queue
-        else:
-            self._dispatch()
-        result: BatchResult | None = None
-        outcomes: Sequence[Row | SwiftletError]
-        try:
-            result = future.result()
-            outcomes = result.outcomes
-        except WorkerLost as lost:
-            if not (lost.suspect and batch[0].suspect):
-                self._put_back(batch, suspect=lost.suspect)
-                return
-            outcomes = [Internal("internal", "The model failed on this input.")]
-        except SwiftletError as error:
-            outcomes = [error] * len(batch)
-        except BaseException as error:  # a bug
-            log_exception(log, "A call to the engine failed", error)
-            outcomes = [Internal("internal", "The model failed.") for _ in batch]
-        self._deliver(batch, outcomes, now, 0.0 if result is None else result.engine_s)
-        if batch[0].priority == "interactive":
-            self._interactive.add(now - call.started, now)
-        if result is not None:
-            self._busy_s += result.helped_s
-            self._learn(call, now - call.started + result.helped_s)
-
-    def _put_back(self, batch: Sequence[QueuedSequence], *, suspect: bool) -> None:
-        """Queues the sequences of a lost call again, at their former place, unless their caller has gone."""
-        for item in batch:
-            item.suspect |= suspect
-            item.costs, item.joined = True, []
-            if not item.row.done():
-                item.queue.add(item)
-
-    @staticmethod
-    def _deliver(
-        batch: Sequence[QueuedSequence], outcomes: Sequence[Row | SwiftletError], now: float, engine_s: float
-    ) -> None:
-        """Sets the row or the error of every sequence whose caller still waits."""
-        for item, outcome in zip(batch, outcomes, strict=True):
-            if item.row.done():
-                continue
-            item.row.remove_done_callback(item.leave)  # it has left the queue
-            if isinstance(outcome, SwiftletError):
-                item.row.set_exception(outcome)
-                continue
-            item.row.set_result(outcome)
-            if item.record is not None:
-                item.record.add_call(item.submitted, item.started, now, engine_s, len(batch))
-
-    def _learn(self, call: RunningCall, seconds: float) -> None:
-        """Updates the latency model and the statistics with a call that has ended.
-
-        `seconds` include the time of cores that helped: a prediction never relies on idle cores.
-        """
-        model, computed = call.model, [item for item in call.batch if item.costs]
-        model.latency.learn([item.length for item in computed], seconds)
-        longest = max(item.length for item in computed)
-        for head, name in enumerate(model.stats_names):
-            if lengths := [item.length for item in computed if item.encoding.head == head]:
-                padding = len(lengths) * longest - sum(lengths) if model.latency.cost.padded else 0
-                self._stats.add_batch(name, len(lengths), sum(lengths), padding)
-
-    def _update_busy_time(self) -> None:
-        """Adds the time that calls ran since the last update. Must precede every change of the number of calls."""
-        now = self.clock()
-        self._busy_s += (now - self._busy_until) * len(self._calls)
-        self._busy_until = now
-
-
-def _queues_of(model: ModelQueue) -> list[SequenceQueue]:
-    return [*model.short.values(), *model.long.values()]

@@ -1,4 +1,4 @@
-"""Estimates of call durations and of executor utilisation.
+"""Estimates of call durations and of executor utilisation, and the time limit of a call.
 
 Nothing here reads a clock: times are arguments, so that every property can be tested.
 """
@@ -17,7 +17,24 @@ CALIBRATION_CALLS: Final = 8  # first calls, whose durations are averaged
 LEARNING_RATE: Final = 1 / 4  # share of the error of a later call that corrects the estimate
 MAX_LOG_ERROR: Final = math.log(2)  # larger errors are clipped: the machine may have paused
 
+CALL_TIMEOUT_S: Final = 10.0
+"""Time limit of a call by default: of a short one, or of one whose duration is unknown."""
+
+OVERDUE_FACTOR: Final = 20
+"""Time limit of a short call, as a multiple of its predicted duration, once the latency model is calibrated."""
+
+LONG_FACTOR: Final = 4
+"""The same of a long call. A prediction of many tokens is close, since other work delays a long call less."""
+
+MIN_CALL_TIMEOUT_S: Final = 1.0
+"""Lower bound of the time limit that a prediction gives."""
+
 WINDOW_S: Final = 3.0  # time constant of the utilisation: after it, a call's weight has fallen to 1 / e
+
+
+def work(lengths: Sequence[int]) -> tuple[int, int, int]:
+    """Returns the rows, the tokens and the sum of the squared lengths of sequences."""
+    return len(lengths), sum(lengths), sum([n * n for n in lengths])
 
 
 class LatencyModel:
@@ -66,7 +83,7 @@ class LatencyModel:
 
     def batch_s(self, lengths: Sequence[int]) -> float:
         """Predicts the seconds of one call with sequences of these lengths."""
-        return self.call_s(len(lengths), sum(lengths), sum([n * n for n in lengths]), max(lengths))
+        return self.call_s(*work(lengths), max(lengths))
 
     def single_s(self, length: int) -> float:
         """Predicts the seconds of a call with one sequence, which needs no padding."""
@@ -79,7 +96,7 @@ class LatencyModel:
 
     def learn(self, lengths: Sequence[int], seconds: float) -> None:
         """Updates the model with the duration of a call with sequences of these lengths."""
-        parts = self._parts(len(lengths), sum(lengths), sum([n * n for n in lengths]), max(lengths))
+        parts = self._parts(*work(lengths), max(lengths))
         predicted = sum(parts)
         shares = [part / predicted for part in parts]
         error = math.log(max(seconds, 1e-9) / predicted)
@@ -118,3 +135,17 @@ class Utilization:
         """Adds a call of this duration that ends now."""
         self._share = self.share(now) + seconds / (self._cores * WINDOW_S)
         self._updated = now
+
+
+def call_limit_s(call_timeout_s: float, expected_s: float, *, calibrated: bool) -> float:
+    """Returns the time limit of a call in seconds, after which its worker process is replaced.
+
+    Args:
+        call_timeout_s: the limit of a call whose duration is unknown, and of calls that are predicted to be short.
+        expected_s: the predicted duration.
+        calibrated: whether the prediction comes from measured calls.
+    """
+    if not calibrated:
+        return call_timeout_s
+    longest_s = max(call_timeout_s, LONG_FACTOR * expected_s)
+    return min(longest_s, max(MIN_CALL_TIMEOUT_S, OVERDUE_FACTOR * expected_s))

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
+from swiftlet_serve.scheduling.client_times import ClientTimes
 from swiftlet_serve.scheduling.latency_model import Utilization
 from swiftlet_serve.scheduling.queue import ModelQueue, QueuedSequence, SequenceQueue, may_start_long
 from swiftlet_serve.types import Priority
@@ -28,6 +29,7 @@ class RunningCall(NamedTuple):
 
     model: ModelQueue
     batch: list[QueuedSequence]
+    lengths: list[int]  # of the sequences that the engine computes: several heads may read one
     started: float
     expected_s: float
 
@@ -49,6 +51,7 @@ class Load(NamedTuple):
     calls: Collection[RunningCall]
     models: Mapping[str, ModelQueue]
     queues: Sequence[SequenceQueue]  # of all models
+    times: Mapping[Priority, ClientTimes]
     interactive: Utilization  # of the executor, by interactive calls
     policy: AdmissionPolicy
 
@@ -102,18 +105,19 @@ def wait_s(
         is_long: whether the request has a long sequence.
     """
     long_calls = sum([call.is_long for call in load.calls])
-    has_idle_core = len(load.calls) < load.cores and (model is None or model.running_calls < model.max_calls)
+    has_idle_core = len(load.calls) < load.cores and (model is None or model.has_room)
     has_idle_core &= not is_long or may_start_long(long_calls, load.cores)
-    is_idle = has_idle_core and not (load.queued_tokens if is_long else load.queued_tokens_of_kind(False))
+    queues = [queue for queue in load.queues if queue.rows and (is_long or not queue.is_long)]
+    is_idle = has_idle_core and not queues
     if is_idle and not reserved_s:
         return 0.0
     calls: Collection[RunningCall] = () if is_idle else [call for call in load.calls if is_long or not call.is_long]
-    request = Request(priority, client, load.now + request_s, request_s, reserved_s, is_long)
-    cores = load.cores if is_long else max(1, load.cores - long_calls)
-    wait = _drain_s(load, request, calls, load.models.values(), cores)
+    request = Request(priority, client, load.now + request_s, request_s, reserved_s)
+    wait = _drain_s(load, request, calls, queues, load.cores if is_long else max(1, load.cores - long_calls))
     if model is not None and model.max_calls < load.cores:
         calls = [call for call in calls if call.model is model]
-        wait = max(wait, _drain_s(load, request, calls, [model], model.max_calls))
+        queues = [queue for queue in queues if queue.model is model]
+        wait = max(wait, _drain_s(load, request, calls, queues, model.max_calls))
     return wait
 
 
@@ -125,14 +129,13 @@ class Request(NamedTuple):
     arrival: float  # virtual arrival of its last sequence
     request_s: float
     reserved_s: Mapping[str, float]
-    is_long: bool
 
 
 def _drain_s(
     load: Load,
     request: Request,
     calls: Collection[RunningCall],
-    models: Collection[ModelQueue],
+    queues: Sequence[SequenceQueue],
     cores: int,
 ) -> float:
     """Predicts the seconds until these cores have finished the calls and all that goes before the request.
@@ -141,11 +144,12 @@ def _drain_s(
     """
     before_s, share = sum([call.remaining_s(load.now) for call in calls]), float(cores)
     if request.priority == "bulk":
-        before_s += sum([model.backlog_s("interactive", request.arrival, long=request.is_long) for model in models])
+        before_s += sum([queue.ahead_s(request.arrival) for queue in queues if queue.priority == "interactive"])
         share *= max(1 / BULK_EVERY, 1 - load.interactive.share(load.now))
+    queues = [queue for queue in queues if queue.priority == request.priority]
     if request.client is None:
-        return before_s / cores + _queued_s(request, models) / share
-    ahead = _ahead(request, models, load.now)
+        return before_s / cores + sum([queue.ahead_s(request.arrival) for queue in queues]) / share
+    ahead = _ahead(request, request.client, queues, load.times[request.priority], load.now)
     wait = before_s / cores + ahead.seconds(0.0) / share
     if not ahead.others or not wait:
         return wait
@@ -163,30 +167,23 @@ class Ahead(NamedTuple):
         return self.certain_s + sum([min(queued + during_s * rate, most) for queued, rate, most in self.others])
 
 
-def _queued_s(request: Request, models: Collection[ModelQueue], client: str | None = None) -> float:
-    return sum([model.backlog_s(request.priority, request.arrival, client, long=request.is_long) for model in models])
-
-
-def _ahead(request: Request, models: Collection[ModelQueue], now: float) -> Ahead:
-    """Predicts the work that goes before the last sequence of a request.
+def _ahead(request: Request, client: str, queues: Sequence[SequenceQueue], times: ClientTimes, now: float) -> Ahead:
+    """Predicts the work that goes before the last sequence of a request, of the queues of its priority.
 
     Of the request's client, these are the sequences that arrived before. Each other client is served until its virtual
     time reaches the start of the last sequence, or until it has no more work.
     """
-    priority, client, _, request_s, reserved_s, is_long = request
-    assert client is not None  # noqa: S101  # for the type checker
-    before_s = reserved_s.get(client, 0.0) + _queued_s(request, models, client)
-    queues = [queue for model in models for queue in model.queues(priority, long=is_long)]
-    times = queues[0].times
-    until = times.of(client) + before_s + request_s
+    reserved_s = request.reserved_s
+    before_s = reserved_s.get(client, 0.0) + sum([queue.ahead_s(request.arrival, client) for queue in queues])
+    until = times.of(client) + before_s + request.request_s
     count = len(reserved_s) + sum([len(queue.lanes) for queue in queues])
     if count > MANY_CLIENTS:  # a bound
-        everything_s = sum(reserved_s.values()) + _queued_s(request, models)
+        everything_s = sum(reserved_s.values()) + sum([queue.ahead_s(request.arrival) for queue in queues])
         return Ahead(min(everything_s, before_s + count * (until - times.served)))
     others_s = dict(reserved_s)
-    for model in models:
-        for name, seconds in model.lanes_s(priority, long=is_long):
-            others_s[name] = others_s.get(name, 0.0) + seconds
+    for queue in queues:
+        for name, lane in queue.lanes.items():
+            others_s[name] = others_s.get(name, 0.0) + queue.model.latency.backlog_s(*lane.total)
     others_s.pop(client, None)
     return Ahead(
         before_s,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.scheduling.admission import AdmissionController
@@ -15,47 +16,31 @@ from swiftlet_serve.telemetry.request_stats import RequestStats
 from swiftlet_serve.types import Deadline, Priority, Row
 
 
+@dataclass(frozen=True, eq=False)
 class ModelScheduler:
     """The local `pipeline.Scheduler`, over the queues of a dispatcher."""
 
-    def __init__(
-        self,
-        model: str,
-        admission: AdmissionController,
-        dispatcher: Dispatcher,
-        stats: RequestStats,
-        rate_limiter: ClientRateLimiter | None = None,
-    ) -> None:
-        """Creates the scheduler of a model that the dispatcher has.
-
-        Args:
-            model: its name.
-            admission: admits the requests.
-            dispatcher: runs their sequences.
-            stats: counts the accepted requests.
-            rate_limiter: counts the tokens of the admitted requests; None without a rate limit.
-        """
-        self._model = model
-        self._admission = admission
-        self._dispatcher = dispatcher
-        self._stats = stats
-        self._rate_limiter = rate_limiter
+    model: str  # its name in the dispatcher
+    admission: AdmissionController
+    dispatcher: Dispatcher
+    stats: RequestStats  # counts the accepted requests
+    rate_limiter: ClientRateLimiter | None  # counts the tokens of the admitted requests; None without a rate limit
 
     def submit(
         self, encodings: Sequence[Encoding], deadline: Deadline, priority: Priority, record: RequestRecord | None
     ) -> Sequence[asyncio.Future[Row]]:
         lengths = [len(encoding.input_ids) for encoding in encodings]
         client, now = "" if record is None else record.account, time.monotonic()
-        limiter = self._rate_limiter if client else None
+        limiter = self.rate_limiter if client else None
         if limiter is not None:
             limiter.check_tokens(client, now)  # other requests may have been charged since this one's head was read
-        self._admission.commit(record, self._model, lengths, deadline - now, priority, client)
+        self.admission.commit(record, self.model, lengths, deadline - now, priority, client)
         if limiter is not None:
             limiter.charge_tokens(client, now, sum(lengths))
         if record is not None:
             record.accept(len(lengths), sum(lengths))
-            self._stats.accept(record)
-        return self._dispatcher.submit(self._model, encodings, deadline, priority, record)
+            self.stats.accept(record)
+        return self.dispatcher.submit(self.model, encodings, deadline, priority, record)
 
     def minimum_s(self, lengths: Sequence[int]) -> float:
-        return self._admission.minimum_s(self._model, lengths)
+        return self.admission.minimum_s(self.model, lengths)

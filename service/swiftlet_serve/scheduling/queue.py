@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heapreplace
 from itertools import chain
+from operator import attrgetter
 from typing import Final
 
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.scheduling.client_times import ClientTimes
-from swiftlet_serve.scheduling.latency_model import LatencyModel
+from swiftlet_serve.scheduling.latency_model import LatencyModel, work
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from swiftlet_serve.types import Deadline, Executor, Priority, Row
 
 LONG_S: Final = 0.5
 """A sequence is long if one core is predicted to take this time for it."""
+
+ARRIVAL: Final = attrgetter("arrival")
 
 
 def may_start_long(long_calls: int, cores: int) -> bool:
@@ -37,113 +39,126 @@ class QueuedSequence:
     encoding: Encoding
     length: int  # tokens
     deadline: Deadline
-    priority: Priority
     client: str
     arrival: float  # virtual time of arrival, which decides the order among the sequences of its client
     submitted: float
     row: asyncio.Future[Row]
     queue: SequenceQueue
     record: RequestRecord | None  # of its request
-    started: float = math.nan
     suspect: bool = False  # whether this sequence may have caused the loss of a worker process
-    joined: list[QueuedSequence] = field(default_factory=list)
+    joined: tuple[QueuedSequence, ...] = ()
     """Sequences of the same tokens and deadline for other heads of the trunk, which start with this one."""
     costs: bool = True  # whether it is not one of those that joined another
 
     @property
     def together(self) -> list[QueuedSequence]:
         """The sequence and those that joined it, unless their callers have gone."""
-        return [self, *(item for item in self.joined if not item.row.done())]
+        return [self, *[item for item in self.joined if not item.row.done()]]
 
     def leave(self, _: object = None) -> None:
         """Removes the sequence from its queue, if it is there. The first one that joined it takes its place."""
-        if self.queue.discard(self) and (left := self.together[1:]):
+        if self.queue.remove(self.client, [self]) and (left := self.together[1:]):
             first, *rest = left
-            first.costs, first.joined = True, rest
-            self.queue.add(first)
+            first.costs, first.joined = True, tuple(rest)
+            self.queue.add(self.client, [first])
 
 
-class Lane:
-    """The sequences of one client in the order of their virtual arrival. Equal arrivals keep the order of insertion."""
+class Totals:
+    """The number of some sequences, and what they cost."""
 
-    __slots__ = ("items", "squares", "tokens")
+    __slots__ = ("rows", "squares", "tokens")
 
     def __init__(self) -> None:
+        self.rows = 0
         self.tokens = 0  # sum of all lengths
         self.squares = 0  # sum of all squared lengths
-        self.items: list[QueuedSequence] = []
 
     @property
     def total(self) -> tuple[int, int, int]:
         """All rows, tokens and squares."""
-        return len(self.items), self.tokens, self.squares
+        return self.rows, self.tokens, self.squares
+
+    def count(self, rows: int, tokens: int, squares: int, sign: int = 1) -> None:
+        """Adds sequences, or takes them away."""
+        self.rows += sign * rows
+        self.tokens += sign * tokens
+        self.squares += sign * squares
+
+
+class Lane(Totals):
+    """The sequences of one client in the order of their virtual arrival. Equal arrivals keep the order of insertion."""
+
+    __slots__ = ("items",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items: list[QueuedSequence] = []
 
     def ahead_of(self, arrival: float) -> tuple[int, int, int]:
         """Returns the rows, tokens and squares that go before a new sequence with this arrival."""
         if not self.items or self.items[-1].arrival <= arrival:  # the usual case
             return self.total
-        later = self.items[bisect_right(self.items, arrival, key=_arrival) :]
-        tokens, squares = sum([item.length for item in later]), sum([item.length**2 for item in later])
-        return len(self.items) - len(later), self.tokens - tokens, self.squares - squares
+        later = self.items[bisect_right(self.items, arrival, key=ARRIVAL) :]
+        rows, tokens, squares = work([item.length for item in later])
+        return self.rows - rows, self.tokens - tokens, self.squares - squares
 
-    def add(self, item: QueuedSequence) -> None:
-        """Inserts a sequence by its virtual arrival."""
-        if not self.items or self.items[-1].arrival <= item.arrival:  # the usual case
-            self.items.append(item)
+    def add(self, items: Sequence[QueuedSequence]) -> None:
+        """Inserts sequences, which are in the order of their virtual arrival."""
+        if not self.items or self.items[-1].arrival <= items[0].arrival:  # the usual case
+            self.items += items
         else:
-            insort(self.items, item, key=_arrival)
-        self.tokens += item.length
-        self.squares += item.length**2
+            for item in items:
+                insort(self.items, item, key=ARRIVAL)
 
-    def discard(self, item: QueuedSequence) -> bool:
-        """Removes a sequence. Returns False if it is not there."""
-        at = bisect_left(self.items, item.arrival, key=_arrival)
-        while at < len(self.items) and self.items[at].arrival == item.arrival:
-            if self.items[at] is item:
-                del self.items[at]
-                self.tokens -= item.length
-                self.squares -= item.length**2
-                return True
-            at += 1
-        return False
+    def remove(self, items: Collection[QueuedSequence]) -> list[QueuedSequence]:
+        """Removes those of these sequences that are in the lane, and returns them."""
+        arrivals = [item.arrival for item in items]
+        start = bisect_left(self.items, min(arrivals), key=ARRIVAL)
+        stop = bisect_right(self.items, max(arrivals), start, key=ARRIVAL)
+        within, leaving = self.items[start:stop], set(items)
+        self.items[start:stop] = [item for item in within if item not in leaving]
+        return [item for item in within if item in leaving]
 
 
-class SequenceQueue:
+class SequenceQueue(Totals):
     """The sequences of one model and priority, either long or not, in a lane for each client."""
 
-    def __init__(self, times: ClientTimes, *, is_long: bool = False) -> None:
+    def __init__(self, model: ModelQueue, priority: Priority, times: ClientTimes, *, is_long: bool = False) -> None:
         """`times` holds the virtual times of the clients in this priority."""
+        super().__init__()
+        self.model = model
+        self.priority = priority
         self.times = times
         self.is_long = is_long
         self.lanes: dict[str, Lane] = {}  # those with sequences
-        self.tokens = 0  # sum of all lengths
-        self.squares = 0  # sum of all squared lengths
-        self._size = 0
 
     def __len__(self) -> int:
-        return self._size
+        return self.rows
 
     def __iter__(self) -> Iterator[QueuedSequence]:
         """Iterates over all sequences, in no particular order."""
         return chain.from_iterable([lane.items for lane in self.lanes.values()])
 
-    def ahead_of(self, arrival: float) -> tuple[int, int, int]:
-        """Returns the rows, tokens and squares that may go before a new sequence with this arrival, of any client."""
-        if len(self.lanes) == 1:
+    def ahead_s(self, arrival: float, client: str | None = None) -> float:
+        """Predicts one core's seconds for the sequences that go before a new one with this arrival.
+
+        Those of one client, or of all: with several clients, any sequence may go before.
+        """
+        if client is not None:
+            lane = self.lanes.get(client)
+        elif len(self.lanes) == 1:
             (lane,) = self.lanes.values()
-            return lane.ahead_of(arrival)
-        return self._size, self.tokens, self.squares
+        else:
+            return self.model.latency.backlog_s(*self.total)
+        return 0.0 if lane is None else self.model.latency.backlog_s(*lane.ahead_of(arrival))
 
     @property
     def turn(self) -> tuple[float, float]:
         """The virtual time of the client that is next, and the virtual arrival of its first sequence."""
         return min([(self.times.of(client), lane.items[0].arrival) for client, lane in self.lanes.items()])
 
-    def in_turn(self, cost_s: Callable[[int], float]) -> Iterator[QueuedSequence]:
-        """Yields the sequences in the order of fair shares between clients.
-
-        `cost_s` returns the engine time of a sequence of a length. The queue must not change meanwhile.
-        """
+    def in_turn(self) -> Iterator[QueuedSequence]:
+        """Yields the sequences in the order of fair shares between clients. The queue must not change meanwhile."""
         if len(self.lanes) == 1:
             (lane,) = self.lanes.values()
             yield from lane.items
@@ -160,30 +175,31 @@ class SequenceQueue:
             if following == len(items):
                 heappop(heads)
             else:
-                time += cost_s(items[at].length)
+                time += self.model.sequence_s(items[at].length)
                 heapreplace(heads, (time, items[following].arrival, number, items, following))
 
-    def add(self, item: QueuedSequence) -> None:
-        """Inserts a sequence into the lane of its client."""
-        lane = self.lanes.get(item.client)
+    def add(self, client: str, items: Sequence[QueuedSequence]) -> None:
+        """Inserts sequences of a client, which are in the order of their virtual arrival."""
+        lane = self.lanes.get(client)
         if lane is None:
-            lane = self.lanes[item.client] = Lane()
-        lane.add(item)
-        self.tokens += item.length
-        self.squares += item.length**2
-        self._size += 1
+            lane = self.lanes[client] = Lane()
+        lane.add(items)
+        self._count(lane, items, 1)
 
-    def discard(self, item: QueuedSequence) -> bool:
-        """Removes a sequence. Returns False if it is not in the queue."""
-        lane = self.lanes.get(item.client)
-        if lane is None or not lane.discard(item):
+    def remove(self, client: str, items: Collection[QueuedSequence]) -> bool:
+        """Removes those of these sequences of a client that are in the queue. Returns whether there are any."""
+        lane = self.lanes.get(client)
+        if lane is None or not (removed := lane.remove(items)):
             return False
-        self.tokens -= item.length
-        self.squares -= item.length**2
-        self._size -= 1
+        self._count(lane, removed, -1)
         if not lane.items:
-            del self.lanes[item.client]
+            del self.lanes[client]
         return True
+
+    def _count(self, lane: Lane, items: Sequence[QueuedSequence], sign: int) -> None:
+        change = work([item.length for item in items])
+        lane.count(*change, sign)
+        self.count(*change, sign)
 
 
 class ModelQueue:
@@ -202,8 +218,8 @@ class ModelQueue:
         """
         self.name = name
         self.stats_names = stats_names or [name]
-        self.short = {key: SequenceQueue(times[key]) for key in times}
-        self.long = {key: SequenceQueue(times[key], is_long=True) for key in times}
+        self.short = {key: SequenceQueue(self, key, times[key]) for key in times}
+        self.long = {key: SequenceQueue(self, key, times[key], is_long=True) for key in times}
         self.running_calls = 0
         self.mean_call_s = 0.0  # moving average of the predicted durations, without long calls
         self._executor = executor
@@ -217,6 +233,16 @@ class ModelQueue:
         return latency
 
     @property
+    def queues(self) -> list[SequenceQueue]:
+        """All queues of the model."""
+        return [*self.short.values(), *self.long.values()]
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another call may start beside those that run, if a core is idle."""
+        return self.running_calls < self.max_calls
+
+    @property
     def max_calls(self) -> int:
         """The number of calls that may run at the same time."""
         return min(self._executor.size, self.latency.cost.max_calls or self._executor.size)
@@ -228,36 +254,10 @@ class ModelQueue:
         """
         return self.latency.cost.shares_cores and self._executor.size > 1 and self.latency.single_s(length) >= LONG_S
 
-    def queues(self, priority: Priority, *, long: bool = True) -> list[SequenceQueue]:
-        """Returns the queues of a priority, with the long sequences or without."""
-        return [self.short[priority], self.long[priority]] if long else [self.short[priority]]
-
     def sequence_s(self, length: int) -> float:
         """Predicts one core's seconds for a sequence, as part of full batches."""
         return self.latency.backlog_s(1, length, length * length)
 
-    def backlog_s(self, priority: Priority, arrival: float, client: str | None = None, *, long: bool = True) -> float:
-        """Predicts one core's seconds for the queued sequences that go before a new one with this arrival.
-
-        Of all clients, or of one; with the long sequences or without.
-        """
-        total = 0.0
-        for queue in self.queues(priority, long=long):
-            lane = queue if client is None else queue.lanes.get(client)
-            if queue and lane is not None:
-                total += self.latency.backlog_s(*lane.ahead_of(arrival))
-        return total
-
-    def lanes_s(self, priority: Priority, *, long: bool = True) -> Iterator[tuple[str, float]]:
-        """Predicts one core's seconds for all sequences of each client, once for each queue."""
-        for queue in self.queues(priority, long=long):
-            for client, lane in queue.lanes.items():
-                yield client, self.latency.backlog_s(*lane.total)
-
     def work_s(self, lengths: Sequence[int]) -> float:
         """Predicts one core's seconds for sequences of these lengths, in batches as full as the limits allow."""
-        return self.latency.backlog_s(len(lengths), sum(lengths), sum([n * n for n in lengths]))
-
-
-def _arrival(item: QueuedSequence) -> float:
-    return item.arrival
+        return self.latency.backlog_s(*work(lengths))
