@@ -22,9 +22,8 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 import tokenizers
@@ -35,6 +34,7 @@ from swiftlet_models.added_tokens import TokenizerError
 from swiftlet_models.artifact import Reading
 from swiftlet_models.checkpoint_tokenizer import library_calls, read_directory, read_limits
 from swiftlet_models.piece_texts import PieceTexts
+from swiftlet_models.sequence_template import SequenceTemplate
 from swiftlet_models.token_ranges import first_length, mirrored, pair_lengths, window_ranges
 from swiftlet_models.word_pieces import Rows, WordPieces
 
@@ -137,15 +137,6 @@ class Chunk(Encoding):
     tokens: TokenizedText  # F tokens; their offsets refer to the whole text
 
 
-@dataclass(frozen=True)
-class TemplateSlot:
-    """One slot of the sequence template: a special token, or a whole text if `special` is None."""
-
-    special: int | None
-    text_index: int  # 0 for the first text, 1 for the second
-    token_type: int
-
-
 class Tokenizer:
     """Tokenises single texts, pairs of texts and long contexts as a `tokenizer.json` describes."""
 
@@ -163,10 +154,11 @@ class Tokenizer:
         self._from_left = reading.truncation_side == "left"
         self._text = tokenizer_json.build(tokenizer_json.without_specials(self._document, reading.special_tokens))
         self._word_pieces = None if reading.special_tokens else WordPieces.of(self._document, self._text)
-        self._templates = {False: self._derive_template(pair=False), True: self._derive_template(pair=True)}
-        self._special_counts = {
-            pair: sum(slot.special is not None for slot in template) for pair, template in self._templates.items()
-        }
+        # Of a single text, and of a pair.
+        self._templates = [
+            SequenceTemplate.of_example(self._text.encode("a")),
+            SequenceTemplate.of_example(self._text.encode("a", "a")),
+        ]
         # A byte-level tokenizer with this option takes the first token of each window for the start of a text, and does
         # not trim the space of its prefix, as if it had been added.
         processor = self._document["post_processor"] or {}
@@ -249,12 +241,12 @@ class Tokenizer:
         Raises:
             TextTooLong: a text exceeds the limit and `truncate` is false.
         """
-        parts = [(text,) if isinstance(text, str) else text for text in texts]
-        encoded = iter(self._ids([part for pair in parts for part in pair], mask=mask))
+        parts = [part for text in texts for part in ((text,) if isinstance(text, str) else text)]
+        encoded = iter(self._ids(parts, mask=mask))
         encodings = []
-        for index, pair in enumerate(parts):
-            ids = [next(encoded) for _ in pair]
-            limit = max_tokens - self._special_counts[len(pair) == 2]
+        for index, text in enumerate(texts):
+            ids = [next(encoded)] if isinstance(text, str) else [next(encoded), next(encoded)]
+            limit = max_tokens - self._templates[len(ids) == 2].special_count
             left_out = max(0, sum(map(len, ids)) - limit)
             if left_out:
                 if not truncate:
@@ -302,12 +294,12 @@ class Tokenizer:
             TextTooLong: one of the others leaves no room for a token of a text, or a text does not fit and `truncate`
                 is false. `index` is its number among the texts and the others.
         """
-        limit, encodings = max_tokens - self._special_counts[True], []
+        limit, encodings = max_tokens - self._templates[True].special_count, []
         ids = self._ids([*texts, *others], mask=False)
         for text, first in enumerate(ids[: len(texts)]):
             for number, second in enumerate(ids[len(texts) :], start=len(texts)):
                 length = first_length(len(first), len(second), limit)
-                tokens = len(first) + len(second) + self._special_counts[True]
+                tokens = len(first) + len(second) + self._templates[True].special_count
                 if length is None:
                     raise TextTooLong(number, tokens)
                 if length < len(first) and not truncate:
@@ -333,7 +325,7 @@ class Tokenizer:
         start = self._ids([prefix], mask=False)[0] if prefix else _array([])
         encodings: list[Encoding] = []
         for index, pair in enumerate(parts):
-            ids, specials = [next(encoded) for _ in pair], self._special_counts[len(pair) == 2]
+            ids, specials = [next(encoded) for _ in pair], self._templates[len(pair) == 2].special_count
             count = sum(map(len, ids)) + specials
             windows = [ids]
             if count > max_tokens:
@@ -403,8 +395,7 @@ class Tokenizer:
 
     def wrap(self, ids: Sequence[int] | Ids) -> tuple[Ids, Ids, int]:
         """Returns the ids of a text with special tokens around them, as `sequence` does."""
-        input_ids, token_type_ids, (start,) = self._assemble([ids])
-        return input_ids, token_type_ids, start
+        return *self._templates[False].assemble([ids]), self._templates[False].start([ids])
 
     def chunks(self, text: TokenizedText, text_index: int, size: int, stride: int) -> list[Chunk]:
         """Splits a text into overlapping sequences, of at most `size` of its tokens each.
@@ -424,12 +415,12 @@ class Tokenizer:
 
     def special_count(self, *, pair: bool) -> int:
         """Returns the number of special tokens that surround a text, or a pair."""
-        return self._special_counts[pair]
+        return self._templates[pair].special_count
 
     @property
     def token_types(self) -> int:
         """The number of token types that its sequences have."""
-        return 1 + max(slot.token_type for template in self._templates.values() for slot in template)
+        return 1 + max(kind for template in self._templates for kind in template.types)
 
     @property
     def reads_ascii_quickly(self) -> bool:
@@ -444,7 +435,7 @@ class Tokenizer:
     @property
     def special_ends(self) -> tuple[list[int | None], list[int | None]]:
         """The special tokens before a single text, and those after it."""
-        ids = [slot.special for slot in self._templates[False]]
+        ids = self._templates[False].specials
         position = ids.index(None)
         return ids[:position], ids[position + 1 :]
 
@@ -503,14 +494,14 @@ class Tokenizer:
 
         Not the mask, those for padding and unknown text, those around a text, and reserved ones.
         """
-        around = {slot.special for template in self._templates.values() for slot in template}
+        around = {special for template in self._templates for special in template.specials}
         usual = {self.mask_id, self.pad_id, self.unknown_id, *around}
         others = [self.token(number) for number in sorted(self.special_ids - usual)]
         return [token for token in others if not RESERVED.fullmatch(token)]
 
     def may_hold(self, number: int) -> bool:
         """Returns whether a sequence of a text may contain a token."""
-        around = {slot.special for template in self._templates.values() for slot in template}
+        around = {special for template in self._templates for special in template.specials}
         allowed = {self.mask_id, self.unknown_id, *map(self.token_to_id, self.reading.special_tokens), *around}
         return number < self.vocab_size and (number not in self.special_ids or number in allowed)
 
@@ -534,18 +525,6 @@ class Tokenizer:
         special = [token["content"] for token in self._document["added_tokens"] if token["special"]]
         known = [token for token in tokens if self._whole.token_to_id(token) is not None]
         return next((token for token in known if token in special), known[0] if known else None)
-
-    def _derive_template(self, *, pair: bool) -> list[TemplateSlot]:
-        """Derives the template from a tokenised example, which works for every post-processor."""
-        example = self._text.encode("a", "a" if pair else None)
-        slots: list[TemplateSlot] = []
-        for token_id, special, text_index, token_type in zip(
-            example.ids, example.special_tokens_mask, example.sequence_ids, example.type_ids, strict=True
-        ):
-            slot = TemplateSlot(token_id if special else None, text_index or 0, token_type)
-            if special or slot not in slots:
-                slots.append(slot)
-        return slots
 
     def _ids(self, texts: Sequence[str], *, mask: bool) -> list[Ids]:
         """Returns the ids of each text, without special tokens. Texts that are equal are tokenised once."""
@@ -579,46 +558,35 @@ class Tokenizer:
         return np.concatenate(pieces[1:])
 
     def _encoding(self, parts: Sequence[Ids], text_index: int, left_out: int, *, mask: bool = False) -> Encoding:
-        input_ids, token_type_ids, _ = self._assemble(parts)
+        input_ids, token_type_ids = self._templates[len(parts) == 2].assemble(parts)
         focus = np.flatnonzero(input_ids == self.mask_id) if mask else np.zeros(1, np.int64)
         return Encoding(input_ids, token_type_ids, focus, text_index=text_index, left_out=left_out)
 
     def _window(
         self, question: TokenizedText, context: TokenizedText, question_index: int, start: int, stop: int
     ) -> Window:
-        input_ids, token_type_ids, starts = self._assemble([question.ids, context.ids[start:stop]])
+        parts = question.ids, context.ids[start:stop]
+        input_ids, token_type_ids = self._templates[True].assemble(parts)
         return Window(
             input_ids=input_ids,
             token_type_ids=token_type_ids,
             focus=np.arange(len(input_ids)),
             question_index=question_index,
-            context_start=starts[1],
+            context_start=self._templates[True].start(parts),
             context=context,
             part=range(start, stop),
             takes_space=start > 0 and self._first_space_kept and self.token(int(context.ids[start])).startswith("Ġ"),
         )
-
-    def _assemble(self, parts: Sequence[Sequence[int] | Ids]) -> tuple[Ids, Ids, list[int]]:
-        """Returns input ids, token type ids and the start of each text."""
-        slots = self._templates[len(parts) == 2]
-        types = [slot.token_type for slot in slots]
-        pieces: list[Any] = [parts[slot.text_index] if slot.special is None else (slot.special,) for slot in slots]
-        lengths = [*map(len, pieces)]
-        ends = [*accumulate(lengths)]
-        starts = [end - length for slot, end, length in zip(slots, ends, lengths, strict=True) if slot.special is None]
-        input_ids = np.concatenate(pieces, dtype=np.int64)
-        token_type_ids = np.repeat(types, lengths) if any(types) else np.zeros_like(input_ids)
-        return input_ids, token_type_ids, starts
 
 
 def _each(
     texts: Sequence[str], own: Callable[[str], Result | None], of_library: Callable[[list[str]], list[Result]]
 ) -> list[Result]:
     """Returns the result for each text: its own, or the library's, which takes all texts without one at once."""
-    results = [own(text) for text in texts]
+    results = [*map(own, texts)]
     left = [text for text, result in zip(texts, results, strict=True) if result is None]
     if not left:
-        return [result for result in results if result is not None]
+        return cast(list[Result], results)
     with library_calls():
         others = iter(of_library(left))
     return [next(others) if result is None else result for result in results]
