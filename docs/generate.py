@@ -24,7 +24,6 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 import click
 from prometheus_client.parser import text_string_to_metric_families
-from pydantic import BaseModel
 from starlette.testclient import TestClient
 
 from swiftlet_models import architectures
@@ -42,7 +41,7 @@ from swiftlet_serve.inference import pipeline
 from swiftlet_serve.inference.loading import BUNDLED
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
-from swiftlet_serve.tasks import entities, fill_mask, qa, rerank, zero_shot
+from swiftlet_serve.tasks import _entities_requests, _zero_shot_requests, fill_mask, qa, rerank
 from swiftlet_serve.tasks._requests import MAX_INPUTS
 from swiftlet_serve.telemetry import prometheus
 from swiftlet_serve.telemetry.shadow_stats import ShadowStats
@@ -217,14 +216,14 @@ def request_limits() -> str:
         ["Targets (`targets`), fill-mask", f"{targets['maxItems']}"],
         ["Characters of one target, fill-mask", f"{targets['items']['maxLength']}"],
         ["Texts to rank, rerank", f"{rerank.MAX_TEXTS:,}"],
-        ["Characters of all texts, entities with a stride or with labels", f"{entities.MAX_CHARACTERS:,}"],
-        ["Windows, entities", f"{entities.MAX_SEQUENCES}"],
-        ["Labels, entities", f"{entities.MAX_LABELS}"],
-        ["Characters of a label, entities", f"{entities.MAX_LABEL:,}"],
-        ["Words times labels, entities", f"{entities.MAX_PAIRS:,}"],
-        ["Texts times labels, zero-shot", f"{zero_shot.MAX_PAIRS}"],
-        ["Characters of labels in one text, zero-shot", f"{zero_shot.MAX_LABELS_CHARACTERS:,}"],
-        ["Characters of all hypotheses, zero-shot", f"{zero_shot.MAX_CHARACTERS:,}"],
+        ["Characters of all texts, entities with a stride or with labels", f"{_entities_requests.MAX_CHARACTERS:,}"],
+        ["Windows, entities", f"{_entities_requests.MAX_SEQUENCES}"],
+        ["Labels, entities", f"{_entities_requests.MAX_LABELS}"],
+        ["Characters of a label, entities", f"{_entities_requests.MAX_LABEL:,}"],
+        ["Words times labels, entities", f"{_entities_requests.MAX_PAIRS:,}"],
+        ["Texts times labels, zero-shot", f"{_zero_shot_requests.MAX_PAIRS}"],
+        ["Characters of labels in one text, zero-shot", f"{_zero_shot_requests.MAX_LABELS_CHARACTERS:,}"],
+        ["Characters of all hypotheses, zero-shot", f"{_zero_shot_requests.MAX_CHARACTERS:,}"],
         ["Questions, decisions", f"{questions.MAX_QUESTIONS}"],
         [
             "Different options of all questions, decisions by a zero-shot or embedding model",
@@ -288,9 +287,9 @@ def openapi() -> Any:
 
 def schema(task: str, kind: str) -> Any:
     """Returns the JSON schema of a task's `Parameters` or `Request`."""
+    whole = tasks.load(task).TASK.Request.model_json_schema()
     name = "".join(part.capitalize() for part in task.split("-")) + kind
-    model: type[BaseModel] = getattr(tasks.load(task), name)
-    return model.model_json_schema()
+    return whole if kind == "Request" else whole["$defs"][name]
 
 
 def bound(field: Any, name: str) -> str:

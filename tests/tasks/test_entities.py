@@ -17,7 +17,9 @@ from swiftlet_models.datasets import DatasetError, Tagged
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import evaluation
 from swiftlet_serve.inference import partial_results
+from swiftlet_serve.tasks import _entities_requests as requests
 from swiftlet_serve.tasks import entities
+from swiftlet_serve.tasks._token_labels import merge_overlaps
 from tests.support.task_requests import MAX_TOKENS, encode, manifest, rejection
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
@@ -130,10 +132,10 @@ def test_invalid_requests_are_rejected(finder: entities.Entities) -> None:
     long = "a " * MAX_TOKENS
     assert rejection(finder, ["a", long], truncation=False) == ("input_too_long", "/inputs/1", MAX_TOKENS)
     assert rejection(finder, "x " * 100_000, truncation=False) == ("input_too_long", "/inputs", MAX_TOKENS)
-    windows = "a " * (SIZE * entities.MAX_SEQUENCES + 1)
-    assert rejection(finder, windows, stride=0) == ("input_too_long", "/inputs", entities.MAX_SEQUENCES)
-    endless = "a" * (entities.MAX_CHARACTERS + 1)
-    assert rejection(finder, ["b", endless], stride=0) == ("input_too_long", "/inputs/1", entities.MAX_CHARACTERS)
+    windows = "a " * (SIZE * requests.MAX_SEQUENCES + 1)
+    assert rejection(finder, windows, stride=0) == ("input_too_long", "/inputs", requests.MAX_SEQUENCES)
+    endless = "a" * (requests.MAX_CHARACTERS + 1)
+    assert rejection(finder, ["b", endless], stride=0) == ("input_too_long", "/inputs/1", requests.MAX_CHARACTERS)
 
 
 @pytest.mark.parametrize("text", ["x" * 100_000, "한" * 30_000, "a" + "\u0301" * 5000, "👩‍👩‍👧" * 3000])
@@ -156,7 +158,7 @@ def test_partial_request_answers_each_text(finder: entities.Entities) -> None:
 def test_merged_entities_do_not_overlap(data: st.DataObject) -> None:
     spans = data.draw(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 8), st.sampled_from([0.2, 0.5, 0.9]))))
     given_ones = [{"start": start, "end": start + length, "score": score} for start, length, score in spans]
-    merged = entities.merge_overlaps(given_ones)
+    merged = merge_overlaps(given_ones)
     assert all(one["end"] <= other["start"] for one, other in pairwise(merged))
     assert all(one in given_ones for one in merged)
     assert bool(merged) == bool(given_ones)

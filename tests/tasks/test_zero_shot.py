@@ -24,6 +24,7 @@ from swiftlet_serve.http.app import create_app
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.tasks import zero_shot
+from swiftlet_serve.tasks._zero_shot_requests import MAX_CHARACTERS, MAX_PAIRS, ZeroShotRequest, fill
 from tests.support.apps import SECRET
 from tests.support.artifacts import make_artifact, make_tokenizer
 from tests.tasks.test_pipeline_parity import manifest
@@ -41,12 +42,12 @@ def task(tokenizer: Tokenizer) -> zero_shot.ZeroShot:
     return zero_shot.create(tokenizer, manifest("zero-shot", 3, LABELS, problem="single_label"))
 
 
-def request(inputs: Any, labels: Any, **parameters: Any) -> zero_shot.ZeroShotRequest:
+def request(inputs: Any, labels: Any, **parameters: Any) -> ZeroShotRequest:
     body = {"inputs": inputs, "parameters": {"candidate_labels": labels, **parameters}}
-    return zero_shot.ZeroShotRequest.model_validate(body)
+    return ZeroShotRequest.model_validate(body)
 
 
-def answer(task: zero_shot.ZeroShot, made: zero_shot.ZeroShotRequest, logits: list[list[float]]) -> Any:
+def answer(task: zero_shot.ZeroShot, made: ZeroShotRequest, logits: list[list[float]]) -> Any:
     rows = [np.array([row], np.float32) for row in logits]
     assert len(task.encode(made)) == len(rows)
     return task.decode(made, [], rows)
@@ -118,7 +119,7 @@ def test_hypotheses_beyond_a_number_of_characters_are_refused(
     made = request(inputs, labels, hypothesis_template=template)
     with pytest.raises(Unprocessable) as caught:
         task.split(made) if partial else task.encode(made)
-    assert caught.value.field_errors[0].limit == zero_shot.MAX_CHARACTERS
+    assert caught.value.field_errors[0].limit == MAX_CHARACTERS
 
 
 def test_pairs_of_a_partial_request_have_the_limit_of_all(task: zero_shot.ZeroShot) -> None:
@@ -156,7 +157,7 @@ def test_other_models_are_refused(labels: tuple[str, ...], problem: Any, tokeniz
     [("{}", "x"), ("{0} or {0}?", "x or x?"), ("{{{}}}", "{x}"), ("이 글은 {}이다.", "이 글은 x이다.")],
 )
 def test_template_has_the_label_in_its_place(template: str, hypothesis: str) -> None:
-    assert zero_shot.fill(template, "x") == hypothesis == template.format("x")
+    assert fill(template, "x") == hypothesis == template.format("x")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,7 @@ def test_template_without_a_place_is_refused(template: str, task: zero_shot.Zero
 @given(st.text(st.sampled_from("{}0ab!:. "), max_size=8), st.text(max_size=5))
 def test_template_is_filled_as_by_format_or_refused(template: str, label: str) -> None:
     try:
-        filled = zero_shot.fill(template, label)
+        filled = fill(template, label)
     except Unprocessable:
         return
     assert filled == template.format(label)
@@ -189,7 +190,7 @@ def test_template_is_filled_as_by_format_or_refused(template: str, label: str) -
         (request("a " * 600, ["x"], truncation=False), "input_too_long"),
     ],
 )
-def test_invalid_request_is_refused(made: zero_shot.ZeroShotRequest, code: str, task: zero_shot.ZeroShot) -> None:
+def test_invalid_request_is_refused(made: ZeroShotRequest, code: str, task: zero_shot.ZeroShot) -> None:
     with pytest.raises(Unprocessable) as refused:
         task.encode(made)
     assert refused.value.code == code
@@ -240,7 +241,7 @@ def test_evaluator_grades_the_relations_of_pairs(task: zero_shot.ZeroShot, tmp_p
     evaluator = evaluation.create("zero-shot", task)
     cases = list(evaluator.cases(data, 0, None))
     relations = evaluator.task(cases)
-    requests = [zero_shot.ZeroShotRequest.model_validate(case.body) for case in cases]
+    requests = [ZeroShotRequest.model_validate(case.body) for case in cases]
     responses = [answer(relations, one, [[1.0, 0.0, 3.0]]) for one in requests]
 
     (expected,) = task.tokenizer.encode([pairs[1][:2]], 512)
@@ -353,7 +354,7 @@ def test_labels_of_an_embedding_model_have_probabilities_of_their_own(embedder: 
     ],
 )
 def test_embedding_model_refuses_the_same_requests(
-    made: zero_shot.ZeroShotRequest, code: str, pointer: str, embedder: Any
+    made: ZeroShotRequest, code: str, pointer: str, embedder: Any
 ) -> None:
     with pytest.raises(Unprocessable) as refused:
         embedder.encode(made)
@@ -364,12 +365,12 @@ def test_embedding_model_refuses_the_same_requests(
 def test_embedding_model_answers_one_text_with_as_many_labels_as_pairs_are_allowed(tmp_path: Path) -> None:
     made = make_artifact(tmp_path, "embed")
     seal(made.path, replace(made.manifest, task="zero-shot"))
-    labels = [f"label {number}" for number in range(zero_shot.MAX_PAIRS)]
+    labels = [f"label {number}" for number in range(MAX_PAIRS)]
     with TestClient(create_app(LocalRuntime.load(Settings(models=(str(made.path),), engine="onnx_cpu")))) as client:
         body = {"inputs": "some text", "parameters": {"candidate_labels": labels}}
         found = client.post("/zero-shot", json=body)
     assert found.status_code == 200
-    assert len(found.json()) == zero_shot.MAX_PAIRS
+    assert len(found.json()) == MAX_PAIRS
     assert sum(label["score"] for label in found.json()) == pytest.approx(1)
 
 

@@ -13,7 +13,8 @@ from swiftlet_models.datasets import Span, Tagged, Unlabelled
 from swiftlet_models.metrics import Score
 from swiftlet_serve import evaluation
 from swiftlet_serve.evaluation import Case, Grade
-from swiftlet_serve.tasks.entities import Entities, LabelledEntities
+from swiftlet_serve.tasks._labelled_entities import LabelledEntities
+from swiftlet_serve.tasks.entities import Entities
 
 KINDS: Final = ("person", "place", "organization", "date")  # labels of texts without any
 CAPITALISED: Final = re.compile(r"(?<!\S)[^\W\d_a-z]\w*(?: [^\W\d_a-z]\w*)*(?!\S)")

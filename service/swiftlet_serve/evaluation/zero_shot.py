@@ -17,7 +17,8 @@ from swiftlet_models.relations import find_relations
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve import evaluation
 from swiftlet_serve.evaluation import Case, Grade
-from swiftlet_serve.tasks.zero_shot import EmbeddingZeroShot, LabelledZeroShot, ZeroShot, ZeroShotRequest, answer
+from swiftlet_serve.tasks._zero_shot_requests import ZeroShotRequest
+from swiftlet_serve.tasks.zero_shot import EmbeddingZeroShot, LabelledZeroShot, ZeroShot, answer
 from swiftlet_serve.types import Row
 
 TOPICS: Final = ("technology", "the weather", "food")  # labels of texts without one

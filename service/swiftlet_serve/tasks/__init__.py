@@ -42,10 +42,13 @@ class Definition(Protocol):
     CROSS_ENCODER: bool
     """Whether import takes the function of the scores from a CrossEncoder of sentence-transformers. Optional."""
 
+    READS_LABELS: bool
+    """Whether the task can use a model that reads labels with a text. `create` takes its `Scorer`, then. Optional."""
+
     TASK: type[Task[Any, Any]]
     """The class of the tasks that `create` makes."""
 
-    def create(self, tokenizer: Tokenizer, manifest: Manifest) -> Task[Any, Any]:
+    def create(self, tokenizer: Tokenizer, manifest: Manifest, *scorer: Scorer) -> Task[Any, Any]:
         """Makes the task of one artifact. Raises ValueError if the artifact does not fit the task."""
         ...
 
@@ -92,10 +95,10 @@ def create(name: str, tokenizer: Tokenizer, manifest: Manifest, head: LabelHead 
         SetupError: the task does not exist.
         ValueError, LabellingError: the artifact or its head does not fit the task.
     """
-    task = load(name).create(tokenizer, manifest)
-    if manifest.labelling is not None and head is not None:
-        task.scorer = Scorer(manifest.labelling, head, manifest.width)  # type: ignore[attr-defined]
-    return task
+    definition = load(name)
+    if manifest.labelling is None or head is None or not getattr(definition, "READS_LABELS", False):
+        return definition.create(tokenizer, manifest)
+    return definition.create(tokenizer, manifest, Scorer(manifest.labelling, head, manifest.width))
 
 
 def head_width(outputs: Outputs, labels: int, vocab_size: int, hidden: int = 0) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 from unicodedata import category
 
 import numpy as np
@@ -21,6 +21,8 @@ TRUNCATION: Final = "set truncation to true"
 
 INVISIBLE: Final = ("Cc", "Cf")  # Unicode's categories of controls and formats
 
+T = TypeVar("T")
+RequestT = TypeVar("RequestT", bound=BaseModel)
 Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
 
 
@@ -88,6 +90,12 @@ class Request(Strict):
     ] = False
 
 
+class TextsRequest(Request):
+    """A request for one text or several."""
+
+    inputs: Annotated[str | Texts, Field(description="A text, or a list of texts.")]
+
+
 class Details(BaseModel):
     """How much of the texts of a request was read."""
 
@@ -134,6 +142,17 @@ def texts(inputs: object) -> list[str]:
     if isinstance(inputs, BaseModel):
         inputs = [value for value in vars(inputs).values() if value]
     return [text for value in inputs for text in texts(value)] if isinstance(inputs, list) else []
+
+
+def listed(inputs: T | list[T]) -> list[T]:
+    """Returns the inputs of a request as a list."""
+    return inputs if isinstance(inputs, list) else [inputs]
+
+
+def split(request: RequestT) -> list[RequestT]:
+    """Returns one request for each input."""
+    inputs: Any = request.inputs  # type: ignore[attr-defined]  # every task has them
+    return [request.model_copy(update={"inputs": item}) for item in listed(inputs)]
 
 
 def pointers(inputs: object) -> list[str]:

@@ -26,7 +26,9 @@ from swiftlet_serve.tasks._requests import (
     Request,
     Strict,
     empty_input,
+    listed,
     pointers,
+    split,
 )
 from swiftlet_serve.types import Row
 
@@ -120,7 +122,7 @@ class Classify:
         Raises:
             Unprocessable: a text is empty, or is too long while truncation is off.
         """
-        inputs = request.inputs if isinstance(request.inputs, list) else [request.inputs]
+        inputs: list[str | Pair] = listed(request.inputs)
         places = pointers(request.inputs)
         parameters = request.parameters or DEFAULTS
         texts = [_text(item, pointer, self._prompt) for item, pointer in zip(inputs, places, strict=True)]
@@ -151,8 +153,7 @@ class Classify:
 
     def split(self, request: ClassifyRequest) -> list[ClassifyRequest]:
         """Returns one request for each text."""
-        inputs = request.inputs if isinstance(request.inputs, list) else [request.inputs]
-        return [request.model_copy(update={"inputs": item}) for item in inputs]
+        return split(request)
 
     def single(self, response: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         """Returns the labels of the only text."""

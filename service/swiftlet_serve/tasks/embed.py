@@ -25,8 +25,11 @@ from swiftlet_serve.tasks._requests import (
     Request,
     Strict,
     Texts,
+    TextsRequest,
     empty_input,
+    listed,
     pointers,
+    split,
     too_many_tokens,
 )
 from swiftlet_serve.tasks._vector_forms import MAX_NUMBERS, QUERY, Embeddings, Forms, Outputs, SparseVector, largest
@@ -91,17 +94,13 @@ class EmbedParameters(Strict):
 DEFAULTS: Final = EmbedParameters()
 
 
-class EmbedRequest(Request):
+class EmbedRequest(TextsRequest):
     """An embedding request in the Hugging Face Inference format."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"inputs": ["A man is playing a guitar.", "Somebody makes music."]}]}
     )
 
-    inputs: Annotated[
-        str | Texts,
-        Field(description="A text, or a list of texts."),
-    ]
     parameters: Annotated[EmbedParameters | None, Field(description="Optional parameters.")] = None
 
 
@@ -190,7 +189,7 @@ class Embed:
         Raises:
             Unprocessable: a text is empty or too long.
         """
-        texts = request.inputs if isinstance(request.inputs, list) else [request.inputs]
+        texts = listed(request.inputs)
         places = pointers(request.inputs)
         for text, place in zip(texts, places, strict=True):
             if not text.strip():
@@ -275,8 +274,7 @@ class Embed:
 
     def split(self, request: EmbedRequest) -> list[EmbedRequest]:
         """Returns one request for each text."""
-        inputs = request.inputs if isinstance(request.inputs, list) else [request.inputs]
-        return [request.model_copy(update={"inputs": item}) for item in inputs]
+        return split(request)
 
     def single(self, response: list[Any]) -> Any:
         """Returns the vector of the only text."""

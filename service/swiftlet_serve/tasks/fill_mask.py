@@ -25,7 +25,9 @@ from swiftlet_serve.tasks._requests import (
     Texts,
     input_too_long,
     is_blank,
+    listed,
     pointers,
+    split,
     too_many_tokens,
 )
 from swiftlet_serve.types import Row
@@ -126,7 +128,7 @@ class FillMask:
             Unprocessable: a text has no mask or has one beyond the token limit, there are too many masks, a target is
                 blank, or the response would be too long.
         """
-        texts = _inputs(request)
+        texts = listed(request.inputs)
         places = pointers(request.inputs)
         parameters = request.parameters or DEFAULTS
         targets = np.array(sorted(self._targets(request)), np.int64)
@@ -154,7 +156,7 @@ class FillMask:
         """
         parameters = request.parameters or DEFAULTS
         targets = 1 if isinstance(parameters.targets, str) else len(parameters.targets or ())
-        masks = sum(self._count_masks(_inputs(request)))
+        masks = sum(self._count_masks(listed(request.inputs)))
         return masks * min(parameters.top_k, targets or parameters.top_k) * LEAST_ITEM_BYTES
 
     def decode(self, request: FillMaskRequest, encodings: Sequence[Ranked], rows: Sequence[Row]) -> object:
@@ -169,12 +171,12 @@ class FillMask:
         Raises:
             Unprocessable: the texts have too many masks in total, or the response would be too long.
         """
-        texts = _inputs(request)
+        texts = listed(request.inputs)
         self._count_masks(texts)
         self._targets(request)
         encodings = self.tokenizer.encode(texts, self.max_tokens, mask=True)
         _check_written(texts, encodings, (request.parameters or DEFAULTS).top_k)
-        return [request.model_copy(update={"inputs": text}) for text in texts]
+        return split(request)
 
     def single(self, response: object) -> object:
         """Returns the tokens of the only text."""
@@ -245,10 +247,6 @@ def _check_written(texts: Sequence[str], encodings: Sequence[Encoding], top_k: i
         detail = f"The response would repeat the texts to more than {MAX_WRITTEN} characters. Lower top_k."
         error = FieldError("/parameters/top_k", "answer_too_large", MAX_WRITTEN // length)
         raise Unprocessable("answer_too_large", detail, field_errors=[error])
-
-
-def _inputs(request: FillMaskRequest) -> list[str]:
-    return request.inputs if isinstance(request.inputs, list) else [request.inputs]
 
 
 TASK: Final = FillMask

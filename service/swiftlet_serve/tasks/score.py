@@ -18,7 +18,17 @@ from swiftlet_models.artifact import Manifest
 from swiftlet_models.tokenizer import Ids, TokenizedText, Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import FieldError, Unprocessable
-from swiftlet_serve.tasks._requests import MAX_INPUTS, Failure, Request, Strict, empty_input, input_too_long, pointers
+from swiftlet_serve.tasks._requests import (
+    MAX_INPUTS,
+    Failure,
+    Request,
+    Strict,
+    empty_input,
+    input_too_long,
+    listed,
+    pointers,
+    split,
+)
 from swiftlet_serve.types import Row
 from swiftlet_serve.types.topk import Scored
 
@@ -117,7 +127,7 @@ class ScoreTask:
         Raises:
             Unprocessable: a text is empty, has no token that can be scored, or exceeds the token limit.
         """
-        inputs = request.inputs if isinstance(request.inputs, list) else [request.inputs]
+        inputs: list[str | Continuation] = listed(request.inputs)
         places = pointers(request.inputs)
         parts = [_parts(item, pointer) for item, pointer in zip(inputs, places, strict=True)]
         limit = self.max_tokens - self.tokenizer.special_count(pair=False)
@@ -135,8 +145,7 @@ class ScoreTask:
 
     def split(self, request: ScoreRequest) -> list[ScoreRequest]:
         """Returns one request for each text."""
-        inputs = request.inputs if isinstance(request.inputs, list) else [request.inputs]
-        return [request.model_copy(update={"inputs": item}) for item in inputs]
+        return split(request)
 
     def single(self, response: object) -> object:
         """Returns the log-likelihood of the only text."""
