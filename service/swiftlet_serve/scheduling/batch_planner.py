@@ -56,8 +56,8 @@ def choose(
                 break
         elif takes_suspects:
             return [item], dropped
-    if not startable:
-        return [], dropped
+    if len(startable) < 2:
+        return startable, dropped
     return [startable[i] for i in plan(lengths, remaining_s, latency, token_budget)], dropped
 
 
@@ -66,8 +66,8 @@ def plan(lengths: Sequence[int], remaining_s: Sequence[float], latency: LatencyM
 
     The oldest sequence is always chosen, so that none starves. If the engine pads, the others are tried in order of the
     difference to its length, and otherwise by age. A sequence joins if the batch stays within the engine's limits and
-    the budget, if the call gets no longer than by a separate call, and if the batch ends before the deadlines of all
-    its sequences.
+    the budget, if the call gets no longer than by a separate call, as it does without padding, and if the batch ends
+    before the deadlines of all its sequences.
 
     Args:
         lengths: tokens of each queued sequence, oldest first; at least one.
@@ -82,7 +82,7 @@ def plan(lengths: Sequence[int], remaining_s: Sequence[float], latency: LatencyM
     batch, tokens, squares, longest, left = [0], oldest, oldest * oldest, oldest, remaining_s[0]
     seconds, most = latency.single_s(oldest), min(token_budget, cost.max_tokens)
     others: Sequence[int] = range(1, len(lengths))
-    if cost.padded or cost.padded_attention:
+    if pads := cost.padded or cost.padded_attention:
         others = sorted(others, key=lambda i: abs(lengths[i] - oldest))
     for i in others:
         if len(batch) == cost.max_rows:
@@ -93,7 +93,7 @@ def plan(lengths: Sequence[int], remaining_s: Sequence[float], latency: LatencyM
             continue
         new_seconds = latency.call_s(rows, tokens + length, squares + length * length, new_longest)
         new_left = min(left, remaining_s[i])
-        if new_seconds <= seconds + latency.single_s(length) and new_seconds <= new_left:
+        if new_seconds <= new_left and (not pads or new_seconds <= seconds + latency.single_s(length)):
             batch.append(i)
             tokens, squares, longest = tokens + length, squares + length * length, new_longest
             seconds, left = new_seconds, new_left

@@ -123,21 +123,25 @@ class Dispatcher:
         happens at the deadline itself: the caller stops waiting, and cancels the futures that it no longer needs.
         """
         now, loop, queues = self.clock(), asyncio.get_running_loop(), self.models[model]
-        shares_trunk = queues.latency.cost.shares_trunk
+        short, long = queues.short[priority], queues.long[priority]
+        shares_trunk, predict_s = queues.latency.cost.shares_trunk, queues.latency.backlog_s
         client = "" if record is None else record.account
         arrival, rows = now, []
-        added: dict[SequenceQueue, list[QueuedSequence]] = {}
-        for encoding in encodings:
-            length, row = len(encoding.input_ids), loop.create_future()
-            queue = (queues.long if queues.is_long(length) else queues.short)[priority]
+        added: dict[SequenceQueue, list[QueuedSequence]] = {short: [], long: []}
+        lengths = [len(encoding.input_ids) for encoding in encodings]
+        has_long = queues.is_long(max(lengths, default=0))
+        for encoding, length in zip(encodings, lengths, strict=True):
+            row = loop.create_future()
+            queue = long if has_long and queues.is_long(length) else short
             item = QueuedSequence(encoding, length, deadline, client, arrival, now, row, queue, record)
             row.add_done_callback(item.leave)  # its caller may cancel it
             rows.append(row)
             if not (shares_trunk and self._join(item)):
-                added.setdefault(queue, []).append(item)
-                arrival += queues.sequence_s(length)
+                added[queue].append(item)
+                arrival += predict_s(1, length, length * length)
         for queue, items in added.items():
-            queue.add(client, items)
+            if items:
+                queue.add(client, items)
         if rows:
             self._schedule()
         return rows
@@ -207,13 +211,14 @@ class Dispatcher:
         Returns an empty list if no sequence can start. While no call runs, predictions are not trusted: a sequence with
         any time left then starts.
         """
-        load, model, by_deadline = self.load(), queue.model, self.policy == "deadline"
-        idle = min(load.cores - len(load.calls), model.max_calls - model.running_calls)
+        now, model, by_deadline = self.clock(), queue.model, self.policy == "deadline"
+        idle = min(self.executor.size - len(self._calls), model.max_calls - model.running_calls)
+        tokens = sum([other.tokens for other in self._queues if other.is_long == queue.is_long])
         batch, dropped = choose(
             queue,
-            load.now,
-            math.ceil(load.queued_tokens_of_kind(queue.is_long) / idle),
-            trusts_predictions=bool(load.calls) and by_deadline,
+            now,
+            math.ceil(tokens / idle),
+            trusts_predictions=bool(self._calls) and by_deadline,
             takes_suspects=not self._suspect_runs,
             keeps_deadlines=by_deadline,
         )
@@ -233,7 +238,7 @@ class Dispatcher:
             of_client.setdefault(item.client, []).append(item)
         for client, items in of_client.items():
             queue.remove(client, items)
-            queue.times.charge(client, model.work_s([item.length for item in items]), load.now)
+            queue.times.charge(client, model.work_s([item.length for item in items]), now)
         return [item for first in batch for item in first.together] if model.latency.cost.shares_trunk else batch
 
     def _start(self, batch: list[QueuedSequence]) -> None:

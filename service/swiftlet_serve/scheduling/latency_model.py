@@ -34,6 +34,8 @@ WINDOW_S: Final = 3.0  # time constant of the utilisation: after it, a call's we
 
 def work(lengths: Sequence[int]) -> tuple[int, int, int]:
     """Returns the rows, the tokens and the sum of the squared lengths of sequences."""
+    if len(lengths) == 1:  # the usual case
+        return 1, lengths[0], lengths[0] * lengths[0]
     return len(lengths), sum(lengths), sum([n * n for n in lengths])
 
 
@@ -97,19 +99,19 @@ class LatencyModel:
     def learn(self, lengths: Sequence[int], seconds: float) -> None:
         """Updates the model with the duration of a call with sequences of these lengths."""
         parts = self._parts(*work(lengths), max(lengths))
-        predicted = sum(parts)
-        shares = [part / predicted for part in parts]
+        fixed, token, square = parts
+        predicted = fixed + token + square
         error = math.log(max(seconds, 1e-9) / predicted)
         self._calls += 1
         if self._calls <= CALIBRATION_CALLS:
-            steps = [error / self._calls] * 3
-        else:
-            step = LEARNING_RATE * min(MAX_LOG_ERROR, max(-MAX_LOG_ERROR, error))
-            concentration = sum(share * share for share in shares)
-            steps = [step * share / concentration for share in shares]
-        self._fixed *= math.exp(steps[0])
-        self._token *= math.exp(steps[1])
-        self._square *= math.exp(steps[2])
+            factor = math.exp(error / self._calls)
+            self._fixed, self._token, self._square = self._fixed * factor, self._token * factor, self._square * factor
+            return
+        step = LEARNING_RATE * min(MAX_LOG_ERROR, max(-MAX_LOG_ERROR, error))
+        step *= predicted / (fixed * fixed + token * token + square * square)
+        self._fixed *= math.exp(step * fixed)
+        self._token *= math.exp(step * token)
+        self._square *= math.exp(step * square)
 
     def _parts(self, rows: int, tokens: int, squares: int, longest: int) -> tuple[float, float, float]:
         if self.cost.padded:

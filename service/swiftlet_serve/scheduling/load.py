@@ -60,10 +60,6 @@ class Load(NamedTuple):
         """Tokens of all queued sequences."""
         return sum([queue.tokens for queue in self.queues])
 
-    def queued_tokens_of_kind(self, is_long: bool) -> int:
-        """Tokens of the queued sequences that are long, or of the others."""
-        return sum([queue.tokens for queue in self.queues if queue.is_long == is_long])
-
     def busiest(self, count: int) -> list[str]:
         """Returns the clients with the most queued tokens."""
         tokens: Counter[str] = Counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heapreplace
@@ -110,8 +110,11 @@ class Lane(Totals):
             for item in items:
                 insort(self.items, item, key=ARRIVAL)
 
-    def remove(self, items: Collection[QueuedSequence]) -> list[QueuedSequence]:
+    def remove(self, items: list[QueuedSequence]) -> list[QueuedSequence]:
         """Removes those of these sequences that are in the lane, and returns them."""
+        if self.items[: len(items)] == items:  # the usual case
+            del self.items[: len(items)]
+            return items
         arrivals = [item.arrival for item in items]
         start = bisect_left(self.items, min(arrivals), key=ARRIVAL)
         stop = bisect_right(self.items, max(arrivals), start, key=ARRIVAL)
@@ -186,7 +189,7 @@ class SequenceQueue(Totals):
         lane.add(items)
         self._count(lane, items, 1)
 
-    def remove(self, client: str, items: Collection[QueuedSequence]) -> bool:
+    def remove(self, client: str, items: list[QueuedSequence]) -> bool:
         """Removes those of these sequences of a client that are in the queue. Returns whether there are any."""
         lane = self.lanes.get(client)
         if lane is None or not (removed := lane.remove(items)):
