@@ -306,6 +306,19 @@ def test_embedding_model_reads_texts_and_labels_alone(embedder: Any, tokenizer: 
     assert [one.input_ids.tolist() for one in encodings] == [one.input_ids.tolist() for one in expected]
 
 
+def test_embedding_model_tokenises_each_text_and_label_once(embedder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    ids = Tokenizer._ids
+
+    def counted(self: Tokenizer, texts: list[str], *, mask: bool) -> list[Any]:
+        asked.extend(texts)
+        return ids(self, texts, mask=mask)
+
+    monkeypatch.setattr(Tokenizer, "_ids", counted)
+    embedder.encode(request("ab", ["x", "y"]))
+    assert sorted(asked) == ["ab", "x", "y"]
+
+
 def test_embedding_model_uses_a_template_of_the_request_only(embedder: Any, tokenizer: Tokenizer) -> None:
     (_, label) = embedder.encode(request("ab", ["x"], hypothesis_template="is {}"))
 

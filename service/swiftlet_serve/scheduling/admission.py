@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from swiftlet_serve.errors import Unavailable, deadline_exceeded, draining
+from swiftlet_serve.scheduling.latency_model import work
 from swiftlet_serve.scheduling.load import Load, wait_s
 from swiftlet_serve.scheduling.queue import LONG_S
 from swiftlet_serve.scheduling.rate_limit import MAX_CLIENTS
@@ -142,8 +143,9 @@ class AdmissionController:
         """
         load = self._load()
         queues = load.models.values() if model is None else [load.models[model]]
+        longest, total = max(lengths), work(lengths)
         return min(
-            [max(queue.latency.single_s(max(lengths)), queue.work_s(lengths) / load.cores) for queue in queues],
+            [max(one.latency.single_s(longest), one.latency.backlog_s(*total) / load.cores) for one in queues],
             default=0.0,
         )
 
@@ -157,9 +159,9 @@ class AdmissionController:
 
     def _decide(self, model: str, lengths: Sequence[int], remaining_s: float, priority: Priority, client: str) -> None:
         load = self._open_load()
-        queue = load.models[model]
-        work_s, is_long = queue.work_s(lengths), queue.is_long(max(lengths))
-        request_s = max(queue.mean_call_s, queue.latency.single_s(max(lengths)), work_s)
+        queue, longest = load.models[model], max(lengths)
+        work_s, is_long = queue.work_s(lengths), queue.is_long(longest)
+        request_s = max(queue.mean_call_s, queue.latency.single_s(longest), work_s)
         # The next request may be a short one, which does not wait for long ones.
         typical_s = min(work_s, LONG_S) if is_long else work_s
         self.mean_request_s += (typical_s - self.mean_request_s) / 16
