@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,16 @@ def test_a_checkpoint_is_imported_once(checkpoint: Path, filled: Path, monkeypat
     assert [entry.path for entry in ModelCache(str(filled)).entries()] == [path]
 
 
+def test_the_state_of_a_training_is_not_read(
+    checkpoint: Path, filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_cache, "_import", lambda *_: pytest.fail("It was imported twice."))
+    copy = shutil.copytree(checkpoint, tmp_path / "Tiny")
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth"):
+        (copy / name).write_text("moments", "utf-8")
+    assert locate([str(copy)], str(filled)) == locate([str(checkpoint)], str(filled))
+
+
 @pytest.mark.parametrize("change", ["option", "content", "file", "conversion"])
 def test_another_checkpoint_has_another_entry(
     checkpoint: Path, filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
@@ -116,8 +127,9 @@ def test_a_damaged_entry_is_made_again(checkpoint: Path, tmp_path: Path, monkeyp
 
 
 def test_a_failed_import_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match=r"the checkpoint has no head for this task: .* fits --task classify"):
+    with pytest.raises(SetupError, match=r"no head for this task: .* fits --task classify") as caught:
         locate([f"{checkpoint}:task=qa"], str(tmp_path))
+    assert f"Options are those of swiftlet import {checkpoint}: run it with them, and serve" in str(caught.value)
     assert not list(tmp_path.glob("*/*"))
     assert ModelCache(str(tmp_path)).entries() == []
 

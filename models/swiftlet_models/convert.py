@@ -42,7 +42,9 @@ _COLBERT: Final = ((r"^linear\.weight$", r"embedding.vectors.weight"),)  # in th
 _TOKEN_CLASSIFIER: Final = "ForTokenClassification"  # noqa: S105  # the end of a class name
 
 # Tensors that repeat a parameter which the heads of language models have once here.
-_TIED: Final = {"head.decoder.weight": "encoder.embeddings.word.weight", "head.decoder.bias": "head.bias"}
+_ATTRIBUTES: Final = re.compile(r"((model|module|net|network|backbone|_orig_mod)\.)+")  # that hold a network
+_WORDS: Final = "encoder.embeddings.word.weight"
+_TIED: Final = {"head.decoder.weight": _WORDS, "head.decoder.bias": "head.bias"}
 
 MAX_LABELS: Final = 1 << 20  # that a configuration may ask for without naming them
 _SAVED_WITH: Final = "Take the config.json that was saved with these weights"
@@ -244,11 +246,9 @@ class _Checkpoint:
         self.weights: dict[str, Matrix] = {}
         self.names: dict[str, str] = {}  # of the tensors, by parameter
         self.ignored: list[str] = []
-        # A module around the network gives all names a beginning, such as `module.` or `_orig_mod.`
-        own = [name for name in tensors if not name.startswith("head.")]
-        wrapper, _, _ = os.path.commonprefix(own).rpartition(".")  # noqa: RUF071  # it is cut at a full stop
         of_head = getattr(module, "OF_HEAD", {}).get(head, ())
-        names = ((f"^{re.escape(wrapper)}\\.", ""), *names, *of_head, *module.NAMES)
+        names = (*names, *of_head, *module.NAMES)
+        names = ((f"^{re.escape(_wrapper(tensors, head, names))}\\.", ""), *names)
         for name, tensor in sorted(self.split(tensors, getattr(module, "FUSED", ()), names)):
             parameter = _rename(name, head, names)
             if parameter in self.weights:
@@ -285,7 +285,7 @@ class _Checkpoint:
                 if table == "head.output.weight" and width:
                     if self.head == "classification" and shapes.get(table, ())[:1] not in ((), (width,)):
                         raise ConversionError(
-                            f"config.json names {width} labels, but the head has {shapes[table][0]}. {_WRITE_LABELS}"
+                            f"config.json is for {width} labels, but the head has {shapes[table][0]}. {_WRITE_LABELS}"
                         )
                     shapes[table] = width, self.config.hidden_size
                 expected, sizes = expected_parameters(self.config, shapes, self.head, embedding)
@@ -387,6 +387,20 @@ class _Checkpoint:
             if own is not None and not are_equal(tensor, own):
                 tied = self.names.get(parameter, parameter)
                 raise ConversionError(f"the tensor {self.names[copy]} is not tied to {tied}.")
+
+
+def _wrapper(tensors: Weights, head: Head, names: Sequence[tuple[str, str]]) -> str:
+    """Returns what a module around the network puts in front of all its names, such as `module` or `_orig_mod`.
+
+    A module of Lightning has other tensors beside the network, such as the weights of its loss.
+    """
+    own = [name for name in tensors if not name.startswith("head.")]
+    common, _, _ = os.path.commonprefix(own).rpartition(".")  # noqa: RUF071  # it is cut at a full stop
+    if common:
+        return common
+    ends = ((name, dot.end()) for name in own for dot in re.finditer(r"\.", name))
+    inside = ((name[:end], name[end:]) for name, end in ends if _ATTRIBUTES.fullmatch(name[:end]))
+    return next((before[:-1] for before, name in inside if _rename(name, head, names) == _WORDS), "")
 
 
 def _rename(name: str, head: Head, names: Sequence[tuple[str, str]]) -> str:

@@ -29,6 +29,8 @@ LENGTHS: Final = tuple(
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )  # the first that exists holds the token limit
 
+_IN_TRAINING: Final = "Dropout"  # a module that does nothing afterwards
+_TRAIN: Final = "Train the model with that"
 _CLASSIFIER: Final = ("Transformer", "LogitScore")  # the modules of a CrossEncoder
 
 _POOLINGS: Final[Mapping[str, Pooling]] = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
@@ -106,10 +108,13 @@ def read_encoder(directory: Path, pooling: PoolingOption | None = None) -> Sente
         if kind not in allowed:
             raise ConversionError(
                 f"{MODULES}: the module {kind} is not supported, only Transformer, Pooling, SpladePooling, Dense and "
-                "Normalize are."
+                f"Normalize are. {_TRAIN}."
             )
     if kinds != allowed:
-        raise ConversionError(f"{MODULES}: the modules {', '.join(kinds)} are not supported in this order.")
+        raise ConversionError(
+            f"{MODULES}: the modules {', '.join(kinds)} are not supported in this order. "
+            f"{_TRAIN}: {', '.join(allowed)}."
+        )
     checkpoint = modules[0][1]
     prompts, default = read_prompts(directory)
     activation, parameters = _dense(dense) if dense else (None, {})
@@ -168,12 +173,15 @@ def cross_encoder_problem(directory: Path) -> Problem:
         named = named or settings.get("activation_fn")
     named = named or config.get("sbert_ce_default_activation_function")
     if not isinstance(named, str | None) or named not in _PROBLEMS:
-        raise ConversionError("the activation of the cross-encoder is not supported, only Sigmoid and Identity are.")
+        raise ConversionError(
+            "the activation of the cross-encoder is not supported, only Sigmoid and Identity are. For logits, which "
+            "rank as a growing function of them does, set it to torch.nn.modules.linear.Identity."
+        )
     return _PROBLEMS[named]
 
 
 def read_modules(directory: Path) -> list[tuple[str, Path]]:
-    """Returns the kind and the directory of each module."""
+    """Returns the kind and the directory of each module that computes something."""
     modules = read_object(directory / MODULES, list)
     directories = []
     for module in modules:
@@ -181,7 +189,7 @@ def read_modules(directory: Path) -> list[tuple[str, Path]]:
         if not isinstance(kind, str) or not isinstance(path, str) or path not in (".", Path(path).name):
             raise ConversionError(f"{MODULES} does not list modules with a type and a path.")
         directories.append((kind.rpartition(".")[2], directory / path))
-    return directories
+    return [module for module in directories if module[0] != _IN_TRAINING]
 
 
 def _pooling(directory: Path, *, has_prompts: bool) -> Pooling:
@@ -189,7 +197,7 @@ def _pooling(directory: Path, *, has_prompts: bool) -> Pooling:
     modes: object = config.get("pooling_mode", [mode for flag, mode in _FLAGS.items() if config.get(flag)])
     names = [modes] if isinstance(modes, str) else modes
     if not isinstance(names, list) or len(names) != 1 or names[0] not in _POOLINGS:
-        raise ConversionError(f"the pooling is not supported, only one of {', '.join(_POOLINGS)} is.")
+        raise ConversionError(f"the pooling is not supported, only one of {', '.join(_POOLINGS)} is. {_TRAIN}.")
     if has_prompts and not config.get("include_prompt", True):
         raise ConversionError("the pooling leaves out the tokens of the prompt, which is not supported.")
     return _POOLINGS[names[0]]
@@ -217,7 +225,9 @@ def _one_dense(
     config = read_object(directory / "config.json")
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
-        raise ConversionError("the activation of the Dense module is not supported, only Tanh and Identity are.")
+        raise ConversionError(
+            f"the activation of the Dense module is not supported, only Tanh and Identity are. {_TRAIN}."
+        )
     plain = {config.get(f"module_{side}_name") for side in ("input", "output")} <= {None, "sentence_embedding"}
     if config.get("use_residual") or not (plain or of_tokens):  # PyLate's class reads tokens, whatever it says
         raise ConversionError("the Dense module has a residual or reads other features, which is not supported.")

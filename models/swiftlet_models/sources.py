@@ -69,7 +69,7 @@ OTHER_WEIGHTS: Final[Mapping[str, tuple[str, str]]] = {
 }
 _DATA: Final = re.compile(r"(.+)\.data-\d{5}-of-\d{5}")  # of a checkpoint of TensorFlow, beside its index
 STATIC: Final = "model2vec"  # the model_type of static embeddings, which are no checkpoint of transformers
-_STATE: Final = ("optimizer*", "scheduler*", "scaler*", "rng_state*")  # files that a Trainer writes beside weights
+TRAINING_STATE: Final = ("optimizer", "scheduler", "scaler", "rng_state")  # beginnings of files that a Trainer writes
 
 # The task and the head of the classes of transformers, by the end of their names.
 CLASSES: Final[Mapping[str, tuple[str, Head]]] = {
@@ -179,7 +179,10 @@ def _directory(path: Path) -> Source:
         last = path / steps[-1][1]
         return Source("other", "the output directory of a Trainer", f"Name one of its checkpoints. {_serve(last)}")
     if (snapshots := path / "snapshots").is_dir() and (commits := sorted(snapshots.iterdir())):
-        return Source("other", "a repository in the cache of the hub", f"Name a snapshot of it. {_serve(commits[-1])}")
+        main = path / "refs" / "main"
+        named = snapshots / main.read_text("utf-8").strip() if main.is_file() else commits[-1]
+        last = named if named in commits else commits[-1]
+        return Source("other", "a repository in the cache of the hub", f"Name a snapshot of it. {_serve(last)}")
     if artifacts := sorted(file.parent for file in path.glob(f"*/{MANIFEST}")):
         command = f"swiftlet serve {shlex.join(map(str, artifacts))}"
         return Source("other", "a folder of artifacts", f"Name the artifacts: {command}")
@@ -198,7 +201,7 @@ def _checkpoint(path: Path, names: set[str]) -> Source:
 
 def _other_weights(names: set[str]) -> Source | None:
     """Returns what a directory is whose files have these names, by weights that are not read. None without any."""
-    names = {name for name in names if not any(fnmatch(name, pattern) for pattern in _STATE)}
+    names = {name for name in names if not name.startswith(TRAINING_STATE)}
     kinds = (kind for pattern, kind in OTHER_WEIGHTS.items() if any(fnmatch(name, pattern) for name in names))
     return next((Source("other", *kind) for kind in kinds), None)
 

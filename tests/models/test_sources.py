@@ -52,7 +52,9 @@ def make(path: Path, kind: str) -> str:
         for step in (500, 1000, 90):
             write(path / f"it/checkpoint-{step}", **files["checkpoint"])
     elif kind == "cache":
-        write(path / "it/snapshots/0123", **files["checkpoint"])
+        for commit in ("0123", "0124"):
+            write(path / "it/snapshots" / commit, **files["checkpoint"])
+        write(path / "it/refs", main="0123")
     elif kind == "folder":
         for name in ("a", "b"):
             write(path / "it" / name, **files["artifact"])

@@ -244,6 +244,15 @@ def in_a_folder(path: Path) -> None:
     (path / "modules.json").write_text(json.dumps(modules))
 
 
+def dropout(path: Path) -> None:
+    """Adds a module that only a training uses."""
+    listed = json.loads((path / "modules.json").read_text())
+    listed.append({"idx": 2, "name": "2", "path": "2_Dropout", "type": "sentence_transformers.models.Dropout"})
+    (path / "modules.json").write_text(json.dumps(listed))
+    (path / "2_Dropout").mkdir()
+    (path / "2_Dropout" / "config.json").write_text('{"dropout": 0.1}')
+
+
 def modules(*kinds: str) -> Make:
     """Makes the checkpoint one of sentence-transformers, with modules of these kinds."""
     listed = [{"path": f"{i}_{kind}" if i else "", "type": f"models.{kind}"} for i, kind in enumerate(kinds)]
@@ -321,6 +330,10 @@ ODD: dict[str, Make] = {
     "numbers too large for fp32": altered(lambda tensor: tensor.double() + 1e300, "classifier.bias"),
     "a layer that is missing": without(".layer.1."),
     "a head that is missing": without("classifier."),
+    "tensors named model. beside the weights of a loss (Lightning)": tensors(
+        lambda old: {**{f"model.{name}": tensor for name, tensor in old.items()}, "loss_fn.weight": torch.ones(3)}
+    ),
+    "no labels in config.json for a head of three": config(id2label=None, label2id=None),
     "a head with other labels than config.json": config(id2label={"0": "no", "1": "yes"}),
     "heads that were pruned": several(config(pruned_heads={"0": [1]}), altered(lambda tensor: tensor[:36], QUERY)),
     "tensors of another network": config(model_type="roberta"),
@@ -413,6 +426,7 @@ ODD: dict[str, Make] = {
     # sentence-transformers and adapters
     "sentence-transformers with Normalize": encoder(normalize=True),
     "sentence-transformers with Dense": encoder(normalize=False, dense=nn.Tanh()),
+    "sentence-transformers with Dropout": several(encoder(normalize=False), dropout),
     "sentence-transformers with Dense and ReLU": encoder(normalize=False, dense=nn.ReLU()),
     "sentence-transformers in 0_Transformer": in_a_folder,
     "sentence-transformers with WeightedLayerPooling": modules("Transformer", "WeightedLayerPooling", "Pooling"),

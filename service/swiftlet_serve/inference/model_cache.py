@@ -12,6 +12,8 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -24,6 +26,7 @@ from typing import Final
 
 from swiftlet_models import checkpoint_files
 from swiftlet_models.artifact import MANIFEST
+from swiftlet_models.sources import TRAINING_STATE
 from swiftlet_serve import build_info
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.model_source import ModelSource
@@ -38,7 +41,9 @@ STATE: Final = ".state"  # a file with the hash of the content of files in this 
 RETRIES: Final = 100
 RETRY_S: Final = 0.05
 MAX_FILE_DEPTH: Final = 2  # of a checkpoint: modules of sentence-transformers are directories
-SKIPPED: Final = (".git", ".cache", "openvino", "checkpoint-")  # beginnings of names that no import reads
+OPTION: Final = re.compile(r"--(task|pooling|special-token|pair-separator|accept-tokenizer|label)\b")  # of an import
+# Beginnings of names that no import reads.
+SKIPPED: Final = (".git", ".cache", "openvino", "checkpoint-", *TRAINING_STATE)
 
 _held: dict[Path, int] = {}  # the locks of the entries that this process uses
 
@@ -226,5 +231,9 @@ def _import(source: ModelSource, revision: str | None, entry: Path, lock: int) -
                 print(line, end="", file=sys.stderr, flush=True)
     if process.returncode:
         shutil.rmtree(entry, ignore_errors=True)
-        raise SetupError(message or f"The import of {source.source} ended with the status {process.returncode}.")
+        message = message or f"The import of {source.source} ended with the status {process.returncode}."
+        if OPTION.search(message):
+            importing = f"swiftlet import {shlex.quote(source.source)}"
+            message = f"{message} Options are those of {importing}: run it with them, and serve the artifact it writes."
+        raise SetupError(message)
     log.info("imported %s in %.1f s", source.name, time.monotonic() - started)
