@@ -101,12 +101,16 @@ def locate(source: str, revision: str | None = None) -> tuple[Path, dict[str, An
 
 def files(directory: Path) -> list[Path]:
     """Returns the files of a checkpoint that a conversion may read, sorted: its weights in the form that is read."""
+    return sorted({*_matching(directory, HUB_FILES), *next(iter(weights(directory)), [])})
 
-    def matching(patterns: Sequence[str]) -> set[Path]:
-        return {file for pattern in patterns for file in directory.glob(pattern) if file.is_file()}
 
-    weights = next(filter(None, map(matching, _WEIGHTS)), set())
-    return sorted(matching(HUB_FILES) | weights)
+def weights(directory: Path) -> list[list[Path]]:
+    """Returns the files of weights in each form that a checkpoint has. The first form is read, as by transformers."""
+    return [found for form in _WEIGHTS if (found := _matching(directory, form))]
+
+
+def _matching(directory: Path, patterns: Sequence[str]) -> list[Path]:
+    return sorted({file for pattern in patterns for file in directory.glob(pattern) if file.is_file()})
 
 
 def find_adapter(directory: Path) -> Adapter | None:

@@ -21,6 +21,7 @@ from tests.goldens import cases
 from tests.models.test_tokenizer_classes import entry, write
 from tests.support.checkpoints import AUTO, randomise
 from tests.support.drafts import catch_drafts
+from tests.support.sentence_checkpoints import edit
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32, "num_hidden_layers": 1}
 TEXT = " ".join(cases.SENTENCES)
@@ -170,6 +171,19 @@ def test_special_tokens_of_texts_are_told_and_recorded(drafts: list[Draft], tmp_
     assert size in encode(one, "a [E1] b")[0]
     with pytest.raises(SetupError, match=r"'\[E3\]' is not a special token"):
         draft(drafts, source, "classify", special_tokens=("[E3]",))
+
+
+def test_what_is_chosen_without_asking_is_told(drafts: list[Draft], tmp_path: Path) -> None:
+    source = save(tmp_path, "bert", "classify", "vocab")
+    _, notes = draft(drafts, source, "classify")
+    assert any("the labels have no names." in note for note in notes)
+    assert not any("the weights are those in" in note for note in notes)
+
+    edit(source / "config.json", id2label={"0": "a", "1": "b", "2": "c"})
+    torch.save({"other": torch.ones(1)}, source / "pytorch_model.bin")
+    _, notes = draft(drafts, source, "classify")
+    assert not any("the labels have no names." in note for note in notes)
+    assert "the weights are those in model.safetensors, and not those in pytorch_model.bin" in notes
 
 
 def test_pairs_without_a_separator_need_a_choice(drafts: list[Draft], tmp_path: Path) -> None:

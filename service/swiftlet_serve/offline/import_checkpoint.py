@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,17 +14,12 @@ from typing import Any, Final
 from swiftlet_models import (
     checkpoint_card,
     checkpoint_files,
-    convert,
-    setfit,
     sources,
-    static_embeddings,
     tokenizer_check,
 )
 from swiftlet_models import sentence_transformers as sentences
-from swiftlet_models.artifact import IMPORTED, LANGUAGE, NAME, Artifact, Manifest, PoolingOption, Precision
-from swiftlet_models.checkpoint_tokenizer import read_limits
-from swiftlet_models.label_checkpoints import find_label_checkpoint
-from swiftlet_models.labelling import Head, LabellingError
+from swiftlet_models.artifact import IMPORTED, LANGUAGE, NAME, Artifact, Embedding, Manifest, PoolingOption, Precision
+from swiftlet_models.labelling import LabellingError
 from swiftlet_models.parameters import configure
 from swiftlet_models.task_inference import infer_task
 from swiftlet_models.tensorflow_checkpoint import as_transformers
@@ -32,7 +27,9 @@ from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.model_source import model_name
+from swiftlet_serve.offline import checkpoint_kinds
 from swiftlet_serve.offline.certificate import sha256
+from swiftlet_serve.offline.checkpoint_kinds import Checkpoint, Wanted
 from swiftlet_serve.offline.evaluate import Progress
 from swiftlet_serve.offline.release import Draft, Measure, release
 
@@ -41,6 +38,9 @@ log = logging.getLogger(__name__)
 OTHER: Final = "Leave out --strict, so that the next precision is tried"
 DATA: Final = f"{OTHER}, or let your own examples decide: --data FILE with some hundreds of them."
 MORE_DATA: Final = f"{OTHER}, measure on more examples with --data, or allow a larger loss with --max-loss."
+
+
+NAMELESS: Final = re.compile(r"LABEL_\d+")  # a label as transformers calls it by default
 
 
 def import_checkpoint(
@@ -105,74 +105,34 @@ def import_checkpoint(
     parts = {"": directory} | ({"base/": adapter.base} if adapter else {})
     origin_files = ThreadPoolExecutor(1).submit(_hash, parts)  # on another core
     directory = adapter.base if adapter and not sentences.is_encoder(directory) else directory
-    definition = tasks.load(task)
-    labelled = find_label_checkpoint(directory)
-    static = static_embeddings.read(directory) if static_embeddings.is_static(directory) else None
-    head, outputs = ("embedding", "hidden") if labelled else (definition.HEAD, definition.OUTPUTS)
-    makes_vectors = pooling or static or sentences.is_encoder(directory)
-    if "embedding" in getattr(definition, "OTHER_HEADS", {}) and makes_vectors:
-        head, outputs = "embedding", "hidden"
-    if labels and (task != "entities" or not labelled):
+    found = checkpoint_kinds.read(Wanted(directory, source, task, adapter, pooling))
+    labelled, static = found.labelled, found.static
+    if labels and not (labelled and task == "entities"):
         raise SetupError("Only GLiNER has a use for --label. Leave it out.")
-    if static and (pooling or head != "embedding"):
-        choice = "--pooling" if pooling else f"--task {task}"
-        raise SetupError(f"The directory holds static embeddings, which have no use for {choice}. Leave it out.")
-    if pooling and (labelled or head != "embedding"):
-        raise SetupError(f"The task {task} has no use for --pooling. Leave it out.")
-    classes: tuple[str, ...] | None = None
-    encoder: sentences.SentenceEncoder | None = None
-    label_head: Head | None = None
-    if task == "classify" and setfit.is_classifier(directory):
-        head, outputs = "embedding", "hidden"
-        encoder, classes = setfit.read_encoder(directory)
-    elif labelled:
-        if adapter:
-            raise SetupError("An adapter of GLiNER or GLiClass is not supported. Merge it with peft, and save that.")
-        if task != infer_task(directory, source):
-            raise SetupError(f"The checkpoint reads labels for the task {infer_task(directory, source)}, not {task}.")
-        described, projection, label_head = labelled.read_head()
-        encoder = sentences.SentenceEncoder(directory, described, labelled.max_tokens, projection)
-    elif head == "embedding" and static is None:
-        encoder = sentences.read_encoder(directory, pooling)
-    directory = encoder.checkpoint if encoder else directory
-    if "auto_map" in sources.read_config(directory / "config.json"):
+    weights, *unread = checkpoint_files.weights(found.directory) or [[]]
+    if unread:
+        others = " nor ".join(form[0].name for form in unread)
+        report(f"the weights are those in {weights[0].name}, and not those in {others}")
+    if "auto_map" in sources.read_config(found.directory / "config.json"):
         report("config.json names code (auto_map), which is not run: the network is read as that of its model_type")
-    conversion = (
-        nullcontext(static.converted(origin))
-        if static
-        else convert.convert(
-            directory,
-            head,
-            outputs,
-            source=origin,
-            embedding=encoder.embedding if encoder else None,
-            parameters=encoder.dense if encoder else None,
-            adapter=labelled or adapter,
-        )
-    )
-    with conversion as converted:
-        problem = converted.problem
-        if head == "classification" and getattr(definition, "CROSS_ENCODER", False):
-            problem = sentences.cross_encoder_problem(directory)
-        tokens = adapter.tokenizer if adapter else directory
-        limit = encoder.max_tokens if encoder else None if static else read_limits(tokens).max_tokens
-        tokenizer = static.tokenizer if static else Tokenizer.from_directory(tokens)
+    with found.open(origin) as converted:
+        tokenizer = found.tokenizer()
         difference: Future[str | None] | None = None
         if not static and not accept_tokenizer:
             _check_letters(tokenizer, languages, report)
             # transformers takes seconds to import, mostly while the network is computed.
-            difference = ThreadPoolExecutor(1).submit(_difference, tokenizer, tokens)
+            difference = ThreadPoolExecutor(1).submit(_difference, tokenizer, found.tokens)
         config = configure(converted.architecture, converted.config)
-        max_tokens = min(converted.positions, limit or converted.positions)
-        _check_masks(encoder, config)
+        max_tokens = min(converted.positions, found.max_tokens or converted.positions)
+        _check_masks(found.embedding, config)
         tokenizer = _configured(tokenizer, special_tokens, pair_separator)
         if labelled and tokenizer.token_to_id(labelled.labelling.marker) != labelled.token:
             raise SetupError("class_token_index is not the token in front of labels. Take the tokenizer of training.")
         if not labelled and not static:
             _tell_special_tokens(tokenizer, report)
-        if head == "classification":
+        if found.head == "classification":
             _check_pairs(tokenizer, task, pair_separator, report)
-        _check_reading(tokenizer, (directory, tokens), task, head, config, max_tokens)
+        _check_reading(tokenizer, found, task, config, max_tokens)
         if tokenizer.vocab_size > config.vocab_size:
             raise SetupError(
                 f"The tokenizer has {tokenizer.vocab_size} tokens, and the network only {config.vocab_size}. Take the "
@@ -183,13 +143,13 @@ def import_checkpoint(
             version="1",
             architecture=converted.architecture,
             task=task,
-            head=head,
+            head=found.head,
             precision=precision,
             max_tokens=max_tokens,
             vocab_size=config.vocab_size,
             width=converted.width,
-            labels=classes or converted.labels,
-            problem="single_label" if classes else problem,
+            labels=found.labels or converted.labels,
+            problem=found.problem or converted.problem,
             tolerance=1.0,
             config=converted.config,
             source=converted.source,
@@ -199,16 +159,18 @@ def import_checkpoint(
             languages=languages,
         )
         try:
-            tasks.create(task, tokenizer, manifest, label_head)  # before the export, which takes long
+            tasks.create(task, tokenizer, manifest, found.label_head)  # before the export, which takes long
         except LabellingError as error:
             raise SetupError(f"The head does not fit its settings: {error}. Save the whole model again.") from None
         except ValueError as error:
-            fits = sources.seems_for(sources.read_config(directory / "config.json"))
+            fits = sources.seems_for(sources.read_config(found.directory / "config.json"))
             step = f" config.json fits --task {fits}." if fits and fits != task else ""
             raise SetupError(f"The checkpoint cannot serve the task {task}: {error}{step}") from None
+        if len(manifest.labels) > 1 and all(map(NAMELESS.fullmatch, manifest.labels)):
+            report('the labels have no names. "id2label": {"0": "NAME", "1": "NAME"} in config.json names them')
         summary = f"{IMPORTED}{origin.get('hub') or origin['directory']}."
         card = {"summary": summary, "ignored_tensors": list(converted.ignored)}
-        draft = Draft(converted.weights, tokenizer, manifest, card, label_head)
+        draft = Draft(converted.weights, tokenizer, manifest, card, found.label_head)
         try:
             artifact = release(
                 draft,
@@ -271,12 +233,8 @@ def _check_pairs(tokenizer: Tokenizer, task: str, pair_separator: str | None, re
         raise SetupError(f"{message}, which the task {task} reads. Add {choice}, or --pair-separator '' if not.")
 
 
-def _check_reading(
-    tokenizer: Tokenizer, directories: tuple[Path, Path], task: str, head: str, config: Any, max_tokens: int
-) -> None:
+def _check_reading(tokenizer: Tokenizer, found: Checkpoint, task: str, config: Any, max_tokens: int) -> None:
     """Refuses settings that make transformers number positions differently or read texts in another order.
-
-    `directories` are those of the network and of the tokenizer.
 
     Raises:
         SetupError: a setting is not supported, or no text fits the limit.
@@ -287,14 +245,14 @@ def _check_reading(
     # Positions follow the padding token's, and each occurrence of this token would repeat it. GPT-2 classifies the last
     # token that is not padding.
     padding = traits.embedding.position_offset - 1 if traits.embedding.position_offset else None
-    if traits.causal and head == "classification":
-        padding = sources.read_config(directories[0] / "config.json").get("pad_token_id")
+    if traits.causal and found.head == "classification":
+        padding = sources.read_config(found.directory / "config.json").get("pad_token_id")
     if isinstance(padding, int) and padding >= 0 and tokenizer.may_hold(padding):
         raise SetupError(
             f"config.json: pad_token_id {padding} is the token {tokenizer.token(padding)!r}, which texts contain. "
             "Set it to the padding token that the model was trained with."
         )
-    settings = sources.read_config(directories[1] / "tokenizer_config.json")
+    settings = sources.read_config(found.tokens / "tokenizer_config.json")
     if task == "qa" and settings.get("padding_side") == "left":
         raise SetupError(
             "tokenizer_config.json: padding_side 'left' makes pipelines put the context before the question, which is "
@@ -302,9 +260,9 @@ def _check_reading(
         )
 
 
-def _check_masks(encoder: sentences.SentenceEncoder | None, config: Any) -> None:
+def _check_masks(embedding: Embedding | None, config: Any) -> None:
     """Refuses windows of attention in which a token that fills a query may find no token to attend to."""
-    several = encoder.embedding.multi_vector if encoder else None
+    several = embedding.multi_vector if embedding else None
     if several is None or several.mask is None or several.reads_masks:
         return
     reach = [part.window // 2 for part in config.traits().attention if part.window is not None]
