@@ -23,7 +23,7 @@ DOCKERFILE = (ROOT / "docker/Dockerfile").read_text("utf-8")
 COMPOSE = yaml.safe_load((ROOT / "docker/compose.yaml").read_text("utf-8"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
-SERVING = PROJECT["project"]["dependencies"] + EXTRAS["grpc"] + EXTRAS["otel"]
+SERVING = PROJECT["project"]["dependencies"] + EXTRAS["grpc"] + EXTRAS["otel"] + EXTRAS["sign"]
 REQUIRED = {"cpu": SERVING, "gpu": SERVING + EXTRAS["torch"], "build": PROJECT["build-system"]["requires"]}
 
 
