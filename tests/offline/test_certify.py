@@ -26,8 +26,8 @@ from swiftlet_models.artifact import (
 )
 from swiftlet_serve.cli.main import main
 from swiftlet_serve.errors import SetupError
+from swiftlet_serve.inference.loading import open_model
 from swiftlet_serve.inference.local_runtime import LocalRuntime
-from swiftlet_serve.inference.signature import check_signature, signing_key
 from swiftlet_serve.offline import certificate
 from swiftlet_serve.offline.certificate import comparisons
 from swiftlet_serve.offline.import_checkpoint import import_checkpoint
@@ -35,6 +35,9 @@ from swiftlet_serve.offline.release import Measure
 from swiftlet_serve.repository.cache import Cache
 from swiftlet_serve.repository.store import open_store, push
 from swiftlet_serve.settings import Settings
+from swiftlet_serve.workers.process_executor import ProcessExecutor
+from swiftlet_serve.workers.signature import check_signature, open_signed, signing_key
+from swiftlet_serve.workers.thread_executor import ThreadExecutor
 from tests.support.artifacts import VOCABULARY
 from tests.support.checkpoints import SMALL, reference
 from tests.support.markdown import first_column, text_of
@@ -246,6 +249,27 @@ def test_a_server_with_a_signer_key_serves_signed_models_only(artifact: Artifact
     asyncio.run(LocalRuntime.load(settings).close())
     with pytest.raises(SetupError, match="cannot be read: it is no key in PEM"):
         LocalRuntime.load(settings.model_copy(update={"signer_key": private}))
+
+
+def test_each_process_checks_the_signature(artifact: Artifact, keys: tuple[Path, Path]) -> None:
+    """An artifact may be replaced before a process that was lost is started again, or a model is added."""
+    private, public = keys
+    certify(artifact, "--sign-key", private)
+
+    def start() -> None:
+        executor = ProcessExecutor("echo", [[artifact.path]], 1, spare=False, signer_key=public)
+        executor.load()
+        executor.abandon()
+
+    start()
+    assert open_signed(artifact.path, public).manifest == artifact.manifest
+    (artifact.path / SIGNATURE).unlink()
+    with pytest.raises(ArtifactError, match="tiny is not signed"):
+        start()
+    with pytest.raises(ArtifactError, match="tiny is not signed"):
+        asyncio.run(ThreadExecutor({}, 1, "echo", public).add_model("tiny", artifact.path))
+    with pytest.raises(ArtifactError, match="tiny is not signed"):
+        open_model(artifact.path, "echo", signer_key=public)
 
 
 def test_a_repository_with_a_signer_key_gives_signed_versions_only(

@@ -42,11 +42,12 @@ def certify(
     `swiftlet check` verifies the certificate.
     """
     from swiftlet_models import sources
-    from swiftlet_serve.inference import model_source, signature
+    from swiftlet_serve.inference import model_source
     from swiftlet_serve.inference.loading import BUNDLED, locate_one
     from swiftlet_serve.offline import certificate
     from swiftlet_serve.offline.certify import certify
     from swiftlet_serve.offline.release import Measure
+    from swiftlet_serve.workers import signature
 
     key = signature.signing_key(sign_key) if sign_key else None
     path = locate_one(model, model_cache)

@@ -113,8 +113,8 @@ def check(artifacts: tuple[str, ...], engine: str, public_key: Path | None) -> N
     with --public-key if its certificate is missing or not signed with this key. Signatures need the extra `sign`.
     """
     from swiftlet_serve.inference.loading import load_model, locate, locate_one
-    from swiftlet_serve.inference.signature import check_signature
     from swiftlet_serve.offline.certificate import comparisons
+    from swiftlet_serve.workers.signature import check_signature
 
     failed = False
     for name in artifacts or [str(path) for path in locate(())]:

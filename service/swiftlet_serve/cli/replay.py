@@ -25,10 +25,10 @@ def replay(url: str, log: Path, public_key: Path, key_file: Path | None) -> None
     A receipt is the header X-Receipt of a response. The server must have the same models and sign with the same key
     (`receipt_key`). The status is 0 if every receipt is valid and every answer is reproduced. Needs the extra `sign`.
     """
-    from swiftlet_serve.inference import signature
     from swiftlet_serve.migration.endpoint import Endpoint, read_key
     from swiftlet_serve.migration.reproduce import reproduce
     from swiftlet_serve.migration.request_log import entries
+    from swiftlet_serve.workers import signature
 
     key = signature.public_key(public_key)
     server = Endpoint(url, read_key(key_file, os.environ.get("SWIFTLET_API_KEY", "")), TIMEOUT_S)

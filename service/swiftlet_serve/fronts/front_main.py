@@ -117,7 +117,8 @@ def main() -> None:
     status = 0
     try:
         tokenizers: dict[str, Tokenizer] = {}
-        served = [open_model(Path(path), settings.engine, tokenizers) for path in config.models]
+        paths = map(Path, config.models)
+        served = [open_model(path, settings.engine, tokenizers, settings.signer_key) for path in paths]
         costs = {name: Cost(**cost) for name, cost in config.costs.items()}
         credentials = Credentials.read(settings)
         observers = Observers.create(settings.traces_endpoint, build_info.version(), logs=settings.access_log)

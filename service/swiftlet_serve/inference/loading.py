@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 import swiftlet_models
 from swiftlet_models import sources
-from swiftlet_models.artifact import TOKENIZER, Artifact, ArtifactError, Manifest, find_artifacts, open_artifact
+from swiftlet_models.artifact import TOKENIZER, Artifact, ArtifactError, Manifest, find_artifacts
 from swiftlet_models.errors import ModelError
 from swiftlet_models.parameters import token_types
 from swiftlet_models.tokenizer import Tokenizer
@@ -22,6 +22,7 @@ from swiftlet_serve.inference.model_cache import ModelCache
 from swiftlet_serve.telemetry.snapshot import ModelInfo
 from swiftlet_serve.types import Engine, Task, TimedCall
 from swiftlet_serve.workers.hosted_model import host_model
+from swiftlet_serve.workers.signature import open_signed
 
 BUNDLED: Final = Path(swiftlet_models.__file__).resolve().parent / "bundled"
 
@@ -88,6 +89,7 @@ def load_model(
     tokenizers: MutableMapping[str, Tokenizer] | None = None,
     *,
     task: str | None = None,
+    signer_key: Path | None = None,
 ) -> LoadedModel:
     """Verifies an artifact, loads it into an engine and replays its golden answers.
 
@@ -96,13 +98,14 @@ def load_model(
         engine_name: the name of the engine.
         tokenizers: as in `open_model`.
         task: one of the tasks that the model answers. None: the task of its manifest.
+        signer_key: as in `open_signed`.
 
     Raises:
         ArtifactError: the directory is not a valid artifact, or its answers differ from the golden ones.
         SetupError: the engine or task does not exist, or needs a package that is not installed.
     """
     started = time.monotonic()
-    model = open_model(path, engine_name, tokenizers)
+    model = open_model(path, engine_name, tokenizers, signer_key)
     model = model.for_task(task or model.task_name)
     hosted, deviation = host_model([model.artifact], engine_name)
     seconds = time.monotonic() - started
@@ -111,7 +114,12 @@ def load_model(
     )
 
 
-def open_model(path: Path, engine_name: str, tokenizers: MutableMapping[str, Tokenizer] | None = None) -> OpenModel:
+def open_model(
+    path: Path,
+    engine_name: str,
+    tokenizers: MutableMapping[str, Tokenizer] | None = None,
+    signer_key: Path | None = None,
+) -> OpenModel:
     """Verifies an artifact and creates its task.
 
     Args:
@@ -119,12 +127,13 @@ def open_model(path: Path, engine_name: str, tokenizers: MutableMapping[str, Tok
         engine_name: the name of the engine that will run it.
         tokenizers: tokenizers of other models by their SHA-256 and reading. Models share an equal tokenizer, which
             saves 15 MB and 0.1 s for each.
+        signer_key: as in `open_signed`.
 
     Raises:
-        ArtifactError: the directory is not a valid artifact.
-        SetupError: the task does not exist.
+        ArtifactError: the directory is not a valid artifact, or not signed with the key.
+        SetupError: the task does not exist, or the key cannot be read.
     """
-    artifact = open_artifact(path)
+    artifact = open_signed(path, signer_key)
     manifest, name = artifact.manifest, artifact.path.name
     digest = f"{manifest.files[TOKENIZER].sha256} {manifest.reading}"
     known: MutableMapping[str, Tokenizer] = {} if tokenizers is None else tokenizers

@@ -16,7 +16,6 @@ from swiftlet_serve.inference.catalog import ModelLoading
 from swiftlet_serve.inference.loading import LoadedModel, OpenModel, load_model, locate, open_model
 from swiftlet_serve.inference.pipeline import Pipeline, Scheduler
 from swiftlet_serve.inference.runtime import Place, Runtime
-from swiftlet_serve.inference.signature import check_signature
 from swiftlet_serve.machine.devices import CUDA_VISIBLE_DEVICES, find_devices
 from swiftlet_serve.scheduling.admission import AdmissionController
 from swiftlet_serve.scheduling.dispatcher import Dispatcher
@@ -120,7 +119,9 @@ class LocalRuntime(Runtime):
             ArtifactError, SetupError: the artifact cannot be served.
             Unavailable: no engine is ready or starting.
         """
-        model = await asyncio.to_thread(open_model, path, self.settings.engine, self._tokenizers)
+        model = await asyncio.to_thread(
+            open_model, path, self.settings.engine, self._tokenizers, self.settings.signer_key
+        )
         key = f"{model.manifest.name}@{version}"
         await self._executor.add_model(key, path)
         return self._make_pipeline(model, Place(key, version))
@@ -148,17 +149,18 @@ class LocalRuntime(Runtime):
         for model in served:
             about = model.manifest
             hosted[about.name] = EngineModel(model.engine, [about.width], model.timed_calls)
-        return cls(settings, served, ThreadExecutor(hosted, settings.cores, settings.engine))
+        return cls(settings, served, ThreadExecutor(hosted, settings.cores, settings.engine, settings.signer_key))
 
     @classmethod
     def load(cls, settings: Settings) -> LocalRuntime:
         """Loads the models of the settings into engines in this process. Blocks until they are ready.
 
         Raises:
-            ArtifactError, SetupError: as `load_model`, `locate` and `check_signature`.
+            ArtifactError, SetupError: as `load_model` and `locate`.
         """
         tokenizers: dict[str, Tokenizer] = {}
-        served = [load_model(path, settings.engine, tokenizers) for path in _locate(settings)]
+        key = settings.signer_key
+        served = [load_model(path, settings.engine, tokenizers, signer_key=key) for path in _locate(settings)]
         return cls.of(settings, _in_order(settings, served))
 
     @classmethod
@@ -166,7 +168,7 @@ class LocalRuntime(Runtime):
         """Loads the models of the settings into engines in a worker process. Blocks until they are ready.
 
         Raises:
-            ArtifactError, SetupError: as `load_model`, `locate` and `check_signature`.
+            ArtifactError, SetupError: as `load_model` and `locate`.
         """
         runtime = cls.begin(settings)
         runtime.wait()
@@ -183,7 +185,7 @@ class LocalRuntime(Runtime):
         groups = trunks.groups(paths)
         executor = _make_executor(settings, groups)
         try:
-            served = [open_model(path, settings.engine, tokenizers) for path in paths]
+            served = [open_model(path, settings.engine, tokenizers, settings.signer_key) for path in paths]
             names = {model.artifact.path: model.manifest.name for model in served}
             heads = [[names[path] for path in group] for group in groups]
             runtime = cls(settings, _in_order(settings, served), executor, heads)
@@ -261,13 +263,9 @@ def _locate(settings: Settings) -> list[Path]:
     """Returns the directories of the models to load at start. Those of a model repository are loaded later.
 
     Raises:
-        ArtifactError, SetupError: as `locate`, and as `check_signature`.
+        ArtifactError, SetupError: as `locate`.
     """
-    paths = locate(settings.models, settings.model_cache) if settings.repository is None else []
-    if key := settings.signer_key:
-        for path in paths:
-            check_signature(path, key)
-    return paths
+    return locate(settings.models, settings.model_cache) if settings.repository is None else []
 
 
 def _make_executor(settings: Settings, groups: Sequence[Sequence[Path]]) -> ProcessExecutor | DeviceExecutor:
@@ -286,6 +284,7 @@ def _make_executor(settings: Settings, groups: Sequence[Sequence[Path]]) -> Proc
         spare=settings.spare_engine,
         log_level=settings.log_level,
         log_format=settings.log_format,
+        signer_key=settings.signer_key,
     )
     if not devices:
         return make()

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from swiftlet_models.artifact import Artifact, ArtifactError, open_artifact
-from swiftlet_serve.inference.signature import check_signature, public_key
 from swiftlet_serve.repository.store import RepositoryError, Store
+from swiftlet_serve.workers.signature import check_signature, public_key
 
 COPY: Final = re.compile(r"(?P<name>.+)-(?P<version>[1-9][0-9]{0,8})-[0-9a-f]{16}")
 TEMPORARY: Final = ".fetch-"

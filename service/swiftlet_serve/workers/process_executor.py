@@ -39,6 +39,7 @@ class ProcessExecutor:
         log_format: str = "text",
         worker_module: str = "swiftlet_serve.workers.worker_main",
         environment: Mapping[str, str] | None = None,
+        signer_key: Path | None = None,
     ) -> None:
         """Starts the worker process. Call `load` to wait for it.
 
@@ -50,10 +51,19 @@ class ProcessExecutor:
             log_level, log_format: of the worker process, which logs to the same stderr.
             worker_module: module that the worker process runs.
             environment: additional environment variables of the worker process.
+            signer_key: key whose owner must have signed each artifact, whenever a process opens it. None: anybody.
         """
         self.size = size
         self.supervisor = Supervisor(
-            engine, models, size, log_level, log_format, worker_module, environment or {}, spare=spare
+            engine,
+            models,
+            size,
+            log_level,
+            log_format,
+            worker_module,
+            environment or {},
+            spare=spare,
+            signer_key=signer_key,
         )
         self._breaker = CircuitBreaker()
         self._models: dict[str, ModelReport] = {}  # by name

@@ -1,4 +1,4 @@
-"""The keys that sign certificates of artifacts, and the check of a signature.
+"""The keys that sign certificates of artifacts, and the check of a signature, wherever an artifact is opened.
 
 `certificate.sig` is the Ed25519 signature of the bytes of `certificate.json`, as `openssl pkeyutl -rawin` makes and
 verifies it. The certificate holds the hash of the manifest, and the manifest those of all other files.
@@ -6,11 +6,12 @@ verifies it. The certificate holds the hash of the manifest, and the manifest th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from swiftlet_models.artifact import CERTIFICATE, SIGNATURE, ArtifactError
+from swiftlet_models.artifact import CERTIFICATE, SIGNATURE, Artifact, ArtifactError, open_artifact
 from swiftlet_serve import extras
 from swiftlet_serve.errors import SetupError
 
@@ -52,8 +53,24 @@ def public_key(file: Path) -> Ed25519PublicKey:
     return key
 
 
-def check_signature(path: Path, key: Path) -> None:
-    """Checks that the owner of a public key, in PEM, signed the certificate of the artifact in `path`.
+def open_signed(path: Path, key: Path | None) -> Artifact:
+    """Opens an artifact as `open_artifact` does. With a public key, its owner must have signed the certificate.
+
+    Raises:
+        ArtifactError: as `open_artifact` and `check_signature`.
+        SetupError: as `public_key`.
+    """
+    if key is None:
+        return open_artifact(path)
+    certificate = check_signature(path, key)
+    artifact = open_artifact(path)
+    if json.loads(certificate)["manifest"] != artifact.digest:
+        raise ArtifactError(f"{path.name} was replaced while it was opened. Open it again.")
+    return artifact
+
+
+def check_signature(path: Path, key: Path) -> bytes:
+    """Checks that the owner of a public key, in PEM, signed the certificate of the artifact in `path`, and returns it.
 
     Raises:
         ArtifactError: the artifact has no signature, or one of another key or another certificate.
@@ -66,12 +83,13 @@ def check_signature(path: Path, key: Path) -> None:
     if not (signature.is_file() and certificate.is_file()):
         raise ArtifactError(f"{path.name} is not signed. Sign it with swiftlet certify {path} --sign-key KEY.")
     try:
-        public.verify(signature.read_bytes(), certificate.read_bytes())
+        public.verify(signature.read_bytes(), content := certificate.read_bytes())
     except InvalidSignature:
         raise ArtifactError(
             f"{path.name}: the owner of {key} did not sign this certificate. Fetch the artifact again from its source, "
             "or name the key of its signer."
         ) from None
+    return content
 
 
 def _load(key: Path, load: Callable[[bytes], object]) -> object:

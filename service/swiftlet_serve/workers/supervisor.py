@@ -47,6 +47,7 @@ class Supervisor:
         environment: Mapping[str, str],
         *,
         spare: bool,
+        signer_key: Path | None = None,
     ) -> None:
         """Starts the first process. Call `load` to wait for it, then `open` on the event loop."""
         self.restarts = 0
@@ -65,6 +66,7 @@ class Supervisor:
             log_format=log_format,
             module=module,
             environment=environment,
+            signer_key=signer_key,
             on_lost=self._on_lost,
             on_kernel_faults=self._count_kernel_faults,
         )

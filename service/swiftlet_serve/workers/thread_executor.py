@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from swiftlet_models.artifact import open_artifact
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.types import Batch, BatchResult, Cost, TimedCall
 from swiftlet_serve.workers.hosted_model import EngineModel, host_model, kernel_faults, run_timed, runtime_title
+from swiftlet_serve.workers.signature import open_signed
 
 
 class ThreadExecutor:
@@ -22,10 +22,12 @@ class ThreadExecutor:
 
     restarts = 0
 
-    def __init__(self, models: Mapping[str, EngineModel], size: int, engine: str = "native") -> None:
-        """`engine` is the name of the engine for models that are added later."""
+    def __init__(
+        self, models: Mapping[str, EngineModel], size: int, engine: str = "native", signer_key: Path | None = None
+    ) -> None:
+        """`engine` is the name of the engine for models that are added later, and `signer_key` as in `open_signed`."""
         self.size = size
-        self._engine = engine
+        self._engine, self._signer_key = engine, signer_key
         self._models = dict(models)
         self._threads = ThreadPoolExecutor(size, "core")
         self._running = 0
@@ -56,7 +58,7 @@ class ThreadExecutor:
         pass
 
     async def add_model(self, model: str, path: Path) -> None:
-        artifact = open_artifact(path)
+        artifact = open_signed(path, self._signer_key)
         self._models[model], _ = await asyncio.to_thread(host_model, [artifact], self._engine)
 
     async def remove_model(self, model: str) -> None:

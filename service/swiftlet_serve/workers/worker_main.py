@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from swiftlet_models.artifact import ArtifactError, open_artifact
+from swiftlet_models.artifact import ArtifactError
 from swiftlet_serve.errors import SetupError, log_exception
 from swiftlet_serve.machine import child_process, memory
 from swiftlet_serve.machine.cores import physical_cores
@@ -32,6 +32,7 @@ from swiftlet_serve.telemetry.logging_setup import QueuedLogHandler
 from swiftlet_serve.types import Cost, TimedCall
 from swiftlet_serve.workers import golden, messages
 from swiftlet_serve.workers.hosted_model import EngineModel, host_model, kernel_faults, run_timed, runtime_title
+from swiftlet_serve.workers.signature import open_signed
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class WorkerConfig:
     models: Mapping[str, Sequence[str]]  # directories of artifacts that share a trunk, by index (in JSON, a text)
     log_level: str
     log_format: str
+    signer_key: str | None = None  # a file with the key that must have signed each artifact
 
 
 @dataclass(frozen=True)
@@ -76,17 +78,18 @@ class Models:
     every model. The results of calls therefore hold neither.
     """
 
-    def __init__(self, control: socket.socket, engine: str, cores: int) -> None:
+    def __init__(self, control: socket.socket, engine: str, cores: int, signer_key: Path | None = None) -> None:
         """Creates an empty collection.
 
         Args:
             control: the socket that the reports are sent over.
             engine: the name of the engine.
             cores: that all calls may use together.
+            signer_key: as in `open_signed`.
         """
         self.hosted: dict[int, EngineModel] = {}
         self._reports: dict[int, ModelReport] = {}
-        self._control, self._engine, self._cores = control, engine, cores
+        self._control, self._engine, self._cores, self._signer_key = control, engine, cores, signer_key
         self._kernel_faults = 0
         self._lock = threading.Lock()
 
@@ -94,9 +97,9 @@ class Models:
         """Loads a model, or several that share a trunk, and replays the golden answers.
 
         Raises:
-            ArtifactError, SetupError: as `host_model`.
+            ArtifactError, SetupError: as `open_signed` and `host_model`.
         """
-        artifacts = [open_artifact(path) for path in paths]
+        artifacts = [open_signed(path, self._signer_key) for path in paths]
         artifact = artifacts[0]
         try:
             hosted, _ = host_model(artifacts, self._engine, self._cores)
@@ -150,7 +153,8 @@ def main() -> None:
     faulthandler.enable()  # prints the Python stack if native code crashes
     logs = QueuedLogHandler(config.log_level.upper(), kind=config.log_format)  # a full pipe must not stop the calls
     control = socket.socket(fileno=config.control_fd)
-    models = Models(control, config.engine, min(len(config.connection_fds), physical_cores()))
+    key = Path(config.signer_key) if config.signer_key else None
+    models = Models(control, config.engine, min(len(config.connection_fds), physical_cores()), key)
     try:
         for index, paths in config.models.items():
             models.load(int(index), [Path(path) for path in paths])

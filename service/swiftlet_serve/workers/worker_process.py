@@ -53,6 +53,7 @@ class WorkerProcess(ChildProcess):
         on_lost: Callable[[WorkerProcess], None],
         on_kernel_faults: Callable[[WorkerProcess], None],
         *,
+        signer_key: Path | None = None,
         earlier_kernel_faults: int = 0,
     ) -> None:
         """Spawns the process with models by index, each a group that shares a trunk.
@@ -61,6 +62,7 @@ class WorkerProcess(ChildProcess):
 
         Calls `on_kernel_faults` when the connected process reports wrong sums. Its engines avoid tiles if there are
         `earlier_kernel_faults` of other processes. `environment` extends the environment variables of this process.
+        `signer_key` is as in `open_signed`.
 
         Raises:
             SetupError: the system cannot start the process.
@@ -88,7 +90,8 @@ class WorkerProcess(ChildProcess):
         inherited = [control, *(far for _, far in pairs)]
         control_fd, *connection_fds = descriptors = [end.fileno() for end in inherited]
         directories = {str(index): [*map(str, paths)] for index, paths in models.items()}
-        config = WorkerConfig(control_fd, connection_fds, engine, directories, log_level, log_format)
+        key = None if signer_key is None else str(signer_key)
+        config = WorkerConfig(control_fd, connection_fds, engine, directories, log_level, log_format, key)
         if self.avoids_tiles:
             environment = {**environment, EARLIER_WRONG_SUMS: str(earlier_kernel_faults)}
         try:

@@ -15,9 +15,9 @@ from pydantic_core import from_json
 
 from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.inference.pipeline import Pipeline
-from swiftlet_serve.inference.signature import signing_key
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.types import json_text
+from swiftlet_serve.workers.signature import signing_key
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

@@ -9,8 +9,8 @@ from pathlib import Path
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.http.gate import tls
 from swiftlet_serve.http.gate.api_keys import ApiKeys
-from swiftlet_serve.inference.signature import signing_key
 from swiftlet_serve.settings import Settings
+from swiftlet_serve.workers.signature import signing_key
 
 log = logging.getLogger(__name__)
 
