@@ -18,7 +18,8 @@ from swiftlet_models.artifact import Head, Manifest
 from swiftlet_models.heads import build, weights_of
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.benchmark.networks import RELEASED
-from swiftlet_serve.offline.release import Draft, release
+from swiftlet_serve.offline.draft import Draft
+from swiftlet_serve.offline.release import release
 
 VOCABULARY: Final = Path("../shared/data/bert-base-uncased-vocab.txt")
 LABELS: Final[Mapping[str, tuple[str, ...]]] = {"classify": ("NEGATIVE", "POSITIVE"), "qa": (), "fill-mask": ()}

@@ -85,7 +85,8 @@ def make_small(name: str, directory: Path) -> str:
     from swiftlet_models.artifact import TOKENIZER, Manifest
     from swiftlet_models.heads import build, weights_of
     from swiftlet_models.tokenizer import Tokenizer
-    from swiftlet_serve.offline.release import Draft, release
+    from swiftlet_serve.offline.draft import Draft
+    from swiftlet_serve.offline.release import release
 
     tokenizer = Tokenizer.load(BUNDLED / "albert-sst2" / TOKENIZER)
     head, architecture, labels, sizes = SMALL[name]

@@ -166,7 +166,7 @@ def test_a_full_disk_is_told(checkpoint: Path, tmp_path: Path, monkeypatch: pyte
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("swiftlet_serve.offline.release.save_weights", fail)
+    monkeypatch.setattr("swiftlet_serve.offline.stage.save_weights", fail)
     result = CliRunner().invoke(main, ["import", str(checkpoint), "--out", str(tmp_path)])
     assert result.exit_code == 1
     assert "Error: The artifact cannot be written: No space left on device. Make room, or" in result.output

@@ -15,7 +15,7 @@ from swiftlet_models.artifact import CARD, GOLDEN, MANIFEST, TOKENIZER, WEIGHTS,
 from swiftlet_models.heads import Classification, weights_of
 from swiftlet_models.weights import save_weights
 from swiftlet_serve.machine.cores import usable_cores
-from swiftlet_serve.offline.release import Draft, golden, golden_encodings
+from swiftlet_serve.offline.draft import Draft, golden, golden_encodings
 from swiftlet_serve.tasks import qa
 from swiftlet_serve.types import Batch
 from swiftlet_serve.workers.hosted_model import host_model

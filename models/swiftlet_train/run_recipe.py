@@ -16,9 +16,10 @@ from swiftlet_serve import engines, plugins, tasks
 from swiftlet_serve.engines.torch import load_network
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.loading import locate
+from swiftlet_serve.offline.draft import Draft
 from swiftlet_serve.offline.environment import processor
-from swiftlet_serve.offline.evaluate import Progress
-from swiftlet_serve.offline.release import Draft, Measure, release
+from swiftlet_serve.offline.evaluate import Measure, Progress
+from swiftlet_serve.offline.release import release
 from swiftlet_train.finetuning.finetune import finetune
 from swiftlet_train.finetuning.task_training import MEAN, averaged_directory, training_directory
 from swiftlet_train.loop.learning_curve import LOSSES_FILE, read_curve

@@ -18,7 +18,7 @@ from swiftlet_models.artifact import WEIGHTS, Artifact, find_artifacts, open_art
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.inference.loading import BUNDLED, LoadedModel, load_model
 from swiftlet_serve.inference.local_runtime import LocalRuntime
-from swiftlet_serve.offline.release import golden_encodings
+from swiftlet_serve.offline.draft import golden_encodings
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.types import Batch
 from swiftlet_train.run_recipe import load_recipe

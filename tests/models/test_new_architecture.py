@@ -24,7 +24,8 @@ from swiftlet_models.operations import Operations
 from swiftlet_serve.engines import native
 from swiftlet_serve.engines.onnx_cpu import RaggedOnnx
 from swiftlet_serve.inference.loading import load_model
-from swiftlet_serve.offline.release import Draft, release
+from swiftlet_serve.offline.draft import Draft
+from swiftlet_serve.offline.release import release
 from swiftlet_serve.types import Batch
 from tests.support import native_kernels
 from tests.support.artifacts import LABELS, make_tokenizer

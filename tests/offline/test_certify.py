@@ -30,8 +30,8 @@ from swiftlet_serve.inference.loading import open_model
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.offline import certificate
 from swiftlet_serve.offline.certificate import comparisons
+from swiftlet_serve.offline.evaluate import Measure
 from swiftlet_serve.offline.import_checkpoint import import_checkpoint
-from swiftlet_serve.offline.release import Measure
 from swiftlet_serve.repository.cache import Cache
 from swiftlet_serve.repository.store import open_store, push
 from swiftlet_serve.settings import Settings

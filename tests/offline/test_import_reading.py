@@ -15,8 +15,8 @@ from swiftlet_models.artifact import Reading
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError
+from swiftlet_serve.offline.draft import Draft
 from swiftlet_serve.offline.import_checkpoint import import_checkpoint
-from swiftlet_serve.offline.release import Draft
 from tests.goldens import cases
 from tests.models.test_tokenizer_classes import entry, write
 from tests.support.checkpoints import AUTO, randomise
@@ -184,6 +184,14 @@ def test_what_is_chosen_without_asking_is_told(drafts: list[Draft], tmp_path: Pa
     _, notes = draft(drafts, source, "classify")
     assert not any("the labels have no names." in note for note in notes)
     assert "the weights are those in model.safetensors, and not those in pytorch_model.bin" in notes
+
+
+def test_weights_are_checked_once(drafts: list[Draft], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The conversion checks them, by the names that they have in the checkpoint."""
+    one, _ = draft(drafts, save(tmp_path, "bert", "classify", "vocab"), "classify")
+    monkeypatch.setattr("swiftlet_serve.offline.draft.is_finite", lambda _: pytest.fail("They were checked twice."))
+    (rows,) = one.answers([Encoding(*np.ones((2, 3), np.int64), np.zeros(1, np.int64))])
+    assert rows.shape == (1, 3)
 
 
 def test_pairs_without_a_separator_need_a_choice(drafts: list[Draft], tmp_path: Path) -> None:

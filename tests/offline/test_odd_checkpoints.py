@@ -26,8 +26,8 @@ from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference import loading
 from swiftlet_serve.inference.model_cache import ModelCache
 from swiftlet_serve.inference.model_source import ModelSource
+from swiftlet_serve.offline.draft import Draft
 from swiftlet_serve.offline.import_checkpoint import import_checkpoint
-from swiftlet_serve.offline.release import Draft
 from tests.goldens.cases import HERE
 from tests.support.checkpoints import SMALL, randomise
 from tests.support.drafts import answers, catch_drafts

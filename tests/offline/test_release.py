@@ -23,12 +23,12 @@ from swiftlet_serve.cli.main import main
 from swiftlet_serve.engines import native
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.loading import load_model
-from swiftlet_serve.offline import probe
+from swiftlet_serve.offline import probe, stage
 from swiftlet_serve.offline import release as releases
 from swiftlet_serve.offline.certificate import comparisons
-from swiftlet_serve.offline.evaluate import Evaluation
+from swiftlet_serve.offline.draft import GOLDEN_COLUMNS, ReleaseError, golden, golden_encodings
+from swiftlet_serve.offline.evaluate import Evaluation, Measure
 from swiftlet_serve.offline.fidelity import Fidelity
-from swiftlet_serve.offline.release import GOLDEN_COLUMNS, Measure, ReleaseError, golden, golden_encodings
 from swiftlet_serve.types import Batch
 from swiftlet_serve.workers.golden import replay
 from tests.support import networks
@@ -245,7 +245,7 @@ def scores(monkeypatch):
             marks = tuple(float(i < 10 * value) for i in range(1000))
             return Evaluation({"accuracy": mean(marks)}, marks, marks, {"always a": Score(50.0, 0.0, 100.0, 1000)})
 
-        monkeypatch.setattr(releases, "evaluate", evaluate)
+        monkeypatch.setattr(stage, "evaluate", evaluate)
 
     return set_to
 
@@ -342,7 +342,7 @@ def damage(name, factor):
             tensors[f"{name}.scale"] = tensors[f"{name}.scale"] * np.float32(factor)
             save_file(tensors, file)
 
-    return mock.patch.object(releases, "save_weights", save)
+    return mock.patch.object(stage, "save_weights", save)
 
 
 @pytest.mark.parametrize("name", ["encoder.embeddings.word.weight", "encoder.layers.0.ffn_in.weight"])
@@ -422,7 +422,7 @@ def test_release_with_data_file_ignores_the_built_in_texts(out, reviews, scores,
 
 
 def test_release_rejects_int8_answers_that_are_not_finite(out):
-    host = releases.host_model
+    host = stage.host_model
 
     def fail(artifacts, engine):
         if artifacts[0].path.name == "int8":
@@ -430,7 +430,7 @@ def test_release_rejects_int8_answers_that_are_not_finite(out):
         return host(artifacts, engine)
 
     with (
-        mock.patch.object(releases, "host_model", fail),
+        mock.patch.object(stage, "host_model", fail),
         pytest.raises(
             ReleaseError, match=r"^int8 fails \(.* NaN or infinity\), so the artifact is not written\. Train it longer"
         ),

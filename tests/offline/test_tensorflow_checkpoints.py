@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from swiftlet_models import sources
 from swiftlet_models.errors import ModelError
+from swiftlet_serve.offline.draft import Draft
 from swiftlet_serve.offline.import_checkpoint import import_checkpoint
-from swiftlet_serve.offline.release import Draft
 from tests.goldens.cases import HERE
 from tests.support.checkpoints import SMALL, randomise
 from tests.support.drafts import answers, catch_drafts

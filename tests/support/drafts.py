@@ -10,7 +10,7 @@ import pytest
 
 from swiftlet_serve import tasks
 from swiftlet_serve.offline import import_checkpoint as module
-from swiftlet_serve.offline.release import Draft
+from swiftlet_serve.offline.draft import Draft
 from swiftlet_serve.types import Batch
 
 

@@ -20,7 +20,9 @@ from swiftlet_models.graphs.export import INPUTS, export
 from swiftlet_models.heads import Model, weights_of
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve import engines, plugins
-from swiftlet_serve.offline.release import Draft, Measure, release
+from swiftlet_serve.offline.draft import Draft
+from swiftlet_serve.offline.evaluate import Measure
+from swiftlet_serve.offline.release import release
 from swiftlet_serve.types import Batch
 from tests.support.artifacts import LABELS as NAMES
 from tests.support.artifacts import make_tokenizer

@@ -22,8 +22,8 @@ from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.loading import load_model
+from swiftlet_serve.offline.draft import Draft
 from swiftlet_serve.offline.import_checkpoint import import_checkpoint
-from swiftlet_serve.offline.release import Draft
 from swiftlet_serve.tasks._spans import Spans, select
 from swiftlet_serve.types import Batch
 from tests.goldens import labels

@@ -22,7 +22,9 @@ from swiftlet_serve.cli.main import main
 from swiftlet_serve.engines import native
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.loading import load_model
-from swiftlet_serve.offline.release import Draft, Measure, release
+from swiftlet_serve.offline.draft import Draft
+from swiftlet_serve.offline.evaluate import Measure
+from swiftlet_serve.offline.release import release
 from swiftlet_serve.types import Batch
 from tests.support.artifacts import make_tokenizer
 from tests.support.checkpoints import randomise

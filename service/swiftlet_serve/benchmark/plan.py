@@ -21,8 +21,8 @@ from swiftlet_serve.benchmark.networks import (
     released_network,
 )
 from swiftlet_serve.inference.loading import OpenModel, locate, open_model
+from swiftlet_serve.offline.draft import golden_encodings
 from swiftlet_serve.offline.evaluate import encodings
-from swiftlet_serve.offline.release import golden_encodings
 from swiftlet_serve.types import Batch
 
 Size = tuple[int, int] | Literal["mixed"]

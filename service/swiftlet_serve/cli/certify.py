@@ -46,7 +46,7 @@ def certify(
     from swiftlet_serve.inference.loading import BUNDLED, locate_one
     from swiftlet_serve.offline import certificate
     from swiftlet_serve.offline.certify import certify
-    from swiftlet_serve.offline.release import Measure
+    from swiftlet_serve.offline.evaluate import Measure
     from swiftlet_serve.workers import signature
 
     key = signature.signing_key(sign_key) if sign_key else None

@@ -196,8 +196,8 @@ def import_(source: str, out: Path, data: Path | None, limit: int | None, **opti
     SOURCE is a directory or the id of a Hugging Face hub repository. A repository in the local cache is not
     downloaded again. `swiftlet serve SOURCE` does the same, and keeps the artifact in its cache.
     """
+    from swiftlet_serve.offline.evaluate import Measure
     from swiftlet_serve.offline.import_checkpoint import import_checkpoint
-    from swiftlet_serve.offline.release import Measure
 
     measure = None if data is None else Measure(data, limit)
     artifact, ignored = import_checkpoint(source, out=out, measure=measure, report=note, progress=advance, **options)

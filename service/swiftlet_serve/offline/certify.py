@@ -20,10 +20,11 @@ from swiftlet_serve.inference.loading import LoadedModel, load_model
 from swiftlet_serve.inference.model_source import ModelSource
 from swiftlet_serve.offline import certificate
 from swiftlet_serve.offline.certificate import Comparison
-from swiftlet_serve.offline.evaluate import Progress, evaluate
+from swiftlet_serve.offline.evaluate import Measure, Progress, evaluate
 from swiftlet_serve.offline.import_checkpoint import import_checkpoint
 from swiftlet_serve.offline.probe import Probe, run
-from swiftlet_serve.offline.release import FP32_TOLERANCE, MAX_LOSS, Measure, measure_latency
+from swiftlet_serve.offline.release import MAX_LOSS
+from swiftlet_serve.offline.stage import FP32_TOLERANCE, measure_latency
 
 Report = Callable[[str], None]
 

@@ -55,6 +55,15 @@ class Evaluation:
         return next(iter(self.scores.values()))
 
 
+@dataclass(frozen=True)
+class Measure:
+    """The part of a data file that a release is measured on."""
+
+    data: Path
+    limit: int | None = None
+    skip: int = 0
+
+
 def evaluate(
     model: LoadedModel, data: Path, *, limit: int | None = None, skip: int = 0, progress: Progress | None = None
 ) -> Evaluation:

@@ -30,8 +30,9 @@ from swiftlet_serve.inference.model_source import model_name
 from swiftlet_serve.offline import checkpoint_kinds
 from swiftlet_serve.offline.certificate import sha256
 from swiftlet_serve.offline.checkpoint_kinds import Checkpoint, Wanted
-from swiftlet_serve.offline.evaluate import Progress
-from swiftlet_serve.offline.release import Draft, Measure, release
+from swiftlet_serve.offline.draft import Draft
+from swiftlet_serve.offline.evaluate import Measure, Progress
+from swiftlet_serve.offline.release import release
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +171,7 @@ def import_checkpoint(
             report('the labels have no names. "id2label": {"0": "NAME", "1": "NAME"} in config.json names them')
         summary = f"{IMPORTED}{origin.get('hub') or origin['directory']}."
         card = {"summary": summary, "ignored_tensors": list(converted.ignored)}
-        draft = Draft(converted.weights, tokenizer, manifest, card, found.label_head)
+        draft = Draft(converted.weights, tokenizer, manifest, card, found.label_head, finite=static is None)
         try:
             artifact = release(
                 draft,
