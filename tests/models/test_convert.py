@@ -228,7 +228,7 @@ def test_convert_rejects_checkpoint_of_another_task(tmp_path: Path, name: str, t
     save(tmp_path, name, task)
     edit_config(tmp_path, id2label={"0": "a", "1": "b"})
     if task == other == "classify":
-        assert error_message(tmp_path).startswith("config.json names 2 labels, but the head has 3.")
+        assert error_message(tmp_path).startswith("config.json is for 2 labels, but the head has 3.")
     elif task == other:
         convert(tmp_path, *HEADS[task])
     else:
