@@ -178,12 +178,13 @@ def _translate_config(architecture: str, settings: Mapping[str, Any], head: Head
     for key, step in _CHANGED.items():
         if settings.get(key):
             raise ConversionError(f"config.json: {key} is not supported; {step}.")
-    for key, only in module.FIXED.items():
+    checkpoints = module.CHECKPOINTS
+    for key, only in checkpoints.fixed.items():
         if settings.get(key, only) != only and (key != "tie_word_embeddings" or head in _LANGUAGE_MODELS):
             raise ConversionError(f"config.json: {key} {settings[key]!r} is not supported, only {only!r}.")
-    defaults = {field.name: field.default for field in fields(module.Config)} | dict(module.IMPLIED)
+    defaults = {field.name: field.default for field in fields(module.Config)} | dict(checkpoints.implied)
     try:
-        settings = getattr(module, "translate", dict)(settings)
+        settings = checkpoints.translate(settings)
         config = {key: _same_activation(settings.get(key, default)) for key, default in defaults.items()}
         module.Config(**config)
     except ValueError as error:
@@ -234,22 +235,22 @@ class _Checkpoint:
         names: Sequence[tuple[str, str]],
     ) -> None:
         """Raises ConversionError if two tensors are one parameter, or a tensor cannot be split."""
-        module: Any = architectures.describe(architecture)
+        checkpoints = architectures.describe(architecture).CHECKPOINTS
         self.architecture, self.head = architecture, head
         self.config = configure(architecture, config)
-        self.unread = (*_IGNORED, *module.UNREAD)
-        omitted = getattr(module, "OMITTED", ())
+        self.unread = (*_IGNORED, *checkpoints.unread)
+        omitted = checkpoints.omitted
         self.zeros = [pattern for pattern, setting in omitted if not (setting and getattr(self.config, setting))]
-        self.transposed = module.TRANSPOSED
+        self.transposed = checkpoints.transposed
         self.weights: dict[str, Matrix] = {}
         self.names: dict[str, str] = {}  # of the tensors, by parameter
         self.ignored: list[str] = []
         # A module around the network gives all names a beginning, such as `module.` or `_orig_mod.`
         own = [name for name in tensors if not name.startswith("head.")]
         wrapper, _, _ = os.path.commonprefix(own).rpartition(".")  # noqa: RUF071  # it is cut at a full stop
-        of_head = getattr(module, "OF_HEAD", {}).get(head, ())
-        names = ((f"^{re.escape(wrapper)}\\.", ""), *names, *of_head, *module.NAMES)
-        for name, tensor in sorted(self.split(tensors, getattr(module, "FUSED", ()), names)):
+        of_head = checkpoints.of_head.get(head, ())
+        names = ((f"^{re.escape(wrapper)}\\.", ""), *names, *of_head, *checkpoints.names)
+        for name, tensor in sorted(self.split(tensors, checkpoints.fused, names)):
             parameter = _rename(name, head, names)
             if parameter in self.weights:
                 raise ConversionError(f"the tensors {self.names[parameter]} and {name} name the same parameter.")

@@ -162,7 +162,7 @@ def fold(
     else:
         network.fold_encoder("cls" if part == "trunk" else pooling)
     if part != "trunk":
-        network.fold_head(own.pooler, own.prediction_act, embedding)
+        network.fold_head(embedding)
     folded = network.folded()
     _check_widths(folded, multiple)
     return folded
@@ -543,12 +543,12 @@ class _Network:
         yield from narrow(*(inner for inner in (query_key, residual) if inner not in there))
         yield reading("query", query_key)
 
-    def fold_head(self, pooler: str | None, prediction_act: str, embedding: Embedding | None) -> None:
+    def fold_head(self, embedding: Embedding | None) -> None:
         if embedding and not embedding.by_vocabulary:
             steps = tuple(self.vectors_of(embedding))
         else:
             self.results = ("outputs",)
-            steps = tuple(self.head(pooler, prediction_act))
+            steps = tuple(self.head())
         if embedding and embedding.by_vocabulary:
             steps = (*steps, Read("outputs", "outputs", "max"))
         if steps:
@@ -574,8 +574,8 @@ class _Network:
             # The vectors of all tokens are too many for an exact product.
             yield self.multiply(f"outputs.{name}", "hidden", f"head.{name}", activation, exact=name != "vectors")
 
-    def head(self, pooler: str | None, prediction_act: str) -> Iterator[Step]:
-        x, inner = "hidden", {"head.transform": prediction_act, "head.pooler": pooler}
+    def head(self) -> Iterator[Step]:
+        x, inner = "hidden", {"head.transform": self.traits.prediction_act, "head.pooler": self.traits.pooler}
         for name, act in inner.items():
             if name + ".weight" in self.weights:
                 x = "transformed"
