@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from swiftlet_models.folding import Folded, Product
+from swiftlet_models.folded import Folded, Product
 from swiftlet_models.graphs.export import export
 from swiftlet_models.graphs.ragged import Multiplier, Network, Rows, in_fp32, in_int8, in_signed, of_int8
 from swiftlet_models.graphs.writer import CONTRIB, Graph

@@ -16,7 +16,8 @@ import torch
 
 from swiftlet_models import architectures
 from swiftlet_models.artifact import ONNX, Embedding
-from swiftlet_models.folding import Folded, fold
+from swiftlet_models.folded import Folded
+from swiftlet_models.folding import fold
 from swiftlet_models.graphs.export import export
 from swiftlet_models.graphs.ragged import in_fp32, in_int8, in_signed
 from swiftlet_models.heads import Model, build

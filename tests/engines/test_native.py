@@ -21,7 +21,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swiftlet_models.artifact import Precision, open_artifact
-from swiftlet_models.folding import Folded, FoldingError, Product
+from swiftlet_models.folded import Folded, FoldingError, Product
 from swiftlet_models.program import (
     WORDS,
     Attend,

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from swiftlet_models.artifact import Embedding, MultiVector, Sparse
-from swiftlet_models.folding import Folded, fold
+from swiftlet_models.folded import Folded
+from swiftlet_models.folding import fold
 from swiftlet_models.graphs.ragged import in_fp32
 from swiftlet_models.heads import Model, build
 from swiftlet_models.ragged.network import Network

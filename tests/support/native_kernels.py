@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from swiftlet_models.folding import Folded, fold
+from swiftlet_models.folded import Folded
+from swiftlet_models.folding import fold
 from swiftlet_models.heads import Model
 from swiftlet_models.program import WORDS, Attend, Gate, LookUp, Multiply, Norm, NormHeads, Place, Read, Rotate
 from swiftlet_models.tokenizer import Encoding

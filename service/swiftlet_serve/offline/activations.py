@@ -10,7 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from swiftlet_models.artifact import ACTIVATIONS, ArtifactError, seal
-from swiftlet_models.folding import Folded, FoldingError, Product, fold_artifact
+from swiftlet_models.folded import Folded, FoldingError, Product
+from swiftlet_models.folding import fold_artifact
 from swiftlet_models.graphs.activations import Range, Seen, choose, to_arrays
 from swiftlet_models.graphs.ragged import Rows, in_fp32, ragged
 from swiftlet_models.graphs.writer import Graph

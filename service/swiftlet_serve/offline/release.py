@@ -32,7 +32,8 @@ from swiftlet_models.artifact import (
     Manifest,
     Precision,
 )
-from swiftlet_models.folding import FoldingError, fold
+from swiftlet_models.folded import FoldingError
+from swiftlet_models.folding import fold
 from swiftlet_models.graphs.ragged import in_fp32
 from swiftlet_models.labelling import Head
 from swiftlet_models.operations import Operations

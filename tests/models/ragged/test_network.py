@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swiftlet_models.artifact import Embedding
-from swiftlet_models.folding import Product, fold
+from swiftlet_models.folded import Product
+from swiftlet_models.folding import fold
 from swiftlet_models.heads import build, weights_of
 from swiftlet_models.ragged import attention, static
 from swiftlet_models.ragged.attention import attend_by_sequence, attend_with_bias

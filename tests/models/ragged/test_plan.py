@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swiftlet_models.artifact import Embedding
-from swiftlet_models.folding import Folded, Product, fold
+from swiftlet_models.folded import Folded, Product
+from swiftlet_models.folding import fold
 from swiftlet_models.program import (
     JOIN,
     WORDS,
