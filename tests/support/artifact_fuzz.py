@@ -31,9 +31,9 @@ from numpy.typing import NDArray
 
 from swiftlet_models.artifact import Artifact, ArtifactError, Precision
 from swiftlet_models.artifact.parsing import parse
+from swiftlet_models.encodings import Encoding
 from swiftlet_models.folded import Folded, FoldingError
 from swiftlet_models.folding import Part, fold_artifact
-from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.engines import native
 from swiftlet_serve.engines._matrices import PRECISIONS
 from swiftlet_serve.engines.native import Library, Native

@@ -32,6 +32,7 @@ from swiftlet_models.artifact import (
     Manifest,
     Precision,
 )
+from swiftlet_models.encodings import Encoding
 from swiftlet_models.folded import FoldingError
 from swiftlet_models.folding import fold
 from swiftlet_models.graphs.ragged import in_fp32
@@ -39,7 +40,7 @@ from swiftlet_models.labelling import Head
 from swiftlet_models.operations import Operations
 from swiftlet_models.parameters import ParametersError, check_parameters, configure
 from swiftlet_models.tensors import Matrix, Weights, WeightsError, blocks, is_finite
-from swiftlet_models.tokenizer import Encoding, Tokenizer
+from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_models.weights import open_weights, save_weights
 from swiftlet_serve.engines.native import Native
 from swiftlet_serve.engines.onnx_cpu import RaggedOnnx

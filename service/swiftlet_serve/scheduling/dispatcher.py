@@ -35,7 +35,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.errors import Internal, SwiftletError, deadline_exceeded, log_exception
 from swiftlet_serve.scheduling.batch_planner import plan
 from swiftlet_serve.scheduling.call_limit import CALL_TIMEOUT_S, call_limit_s

@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_models.artifact import Labelling, Manifest
+from swiftlet_models.encodings import Chunk, Ids, TokenizedText, TooManyWindows
 from swiftlet_models.labelling import LabelledText, NoRoom, Reader, Scorer, Words
 from swiftlet_models.probabilities import softmax
 from swiftlet_models.tensors import Floats
-from swiftlet_models.tokenizer import Chunk, Ids, TokenizedText, Tokenizer, TooManyWindows
+from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.errors import Unprocessable, invalid_value
 from swiftlet_serve.tasks._requests import (
     Failure,
