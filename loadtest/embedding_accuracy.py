@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models import metrics
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve import evaluation
 from swiftlet_serve.benchmark.baselines import ENGINES, LoadedEngine, Unsupported, missing_package
 from swiftlet_serve.benchmark.networks import artifact_network

@@ -24,7 +24,7 @@ import numpy as np
 import uvloop
 
 from loadtest.coordinator_simulation import Costs, simulate
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.fronts import messages
 from swiftlet_serve.fronts.channel import Channel
 from swiftlet_serve.fronts.front_requests import FrontRequests

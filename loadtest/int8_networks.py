@@ -11,14 +11,14 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from swiftlet_models.folding import Folded, Product
+from swiftlet_models.encodings import Encoding
+from swiftlet_models.folded import Folded, Product
 from swiftlet_models.graphs.export import export
 from swiftlet_models.graphs.ragged import Multiplier, Network, Rows, in_fp32, in_int8, in_signed, of_int8
 from swiftlet_models.graphs.writer import CONTRIB, Graph
 from swiftlet_models.heads import Model
 from swiftlet_models.program import Block, Multiply, Step, reading_late
 from swiftlet_models.tensors import block_of, pack
-from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.benchmark import baselines
 from swiftlet_serve.engines import native
 from swiftlet_serve.engines._matrices import quantise

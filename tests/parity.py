@@ -26,9 +26,9 @@ import transformers
 from torch import Tensor
 
 from swiftlet_models.convert import ConvertedCheckpoint
+from swiftlet_models.encodings import Encoding
 from swiftlet_models.folding import fold
 from swiftlet_models.graphs.ragged import in_fp32, of_int8
-from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.engines import native
 from swiftlet_serve.engines.native import Native
 from swiftlet_serve.engines.onnx_cpu import RaggedOnnx, adds_in_32_bits

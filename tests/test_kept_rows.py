@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.errors import Internal
 from swiftlet_serve.http.app import create_app
 from swiftlet_serve.inference.kept_rows import ENTRY_BYTES, KeptRows

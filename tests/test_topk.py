@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.types import Batch
 from swiftlet_serve.types.topk import NOTHING, Ranked, Ranking, rank, top, width
 

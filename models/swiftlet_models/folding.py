@@ -1,67 +1,26 @@
-"""Folding: turns a network into a program of steps, and computes the parameters of the steps.
-
-Every rewrite is exact:
-
-- The scale of the attention scores is folded into the query, or into its norm. Key and value are one product.
-- NoNorm needs no pass of its own. In y = g x + b after x = W v + c + r, a product and a residual, g scales the rows of
-  the product, g c + b is its bias, and the residual is multiplied by g (the "gain").
-- A query, key or value that reads a bottleneck has no nonlinearity in front of it: two matrices become one.
-- The residual inside a layer with a bottleneck comes from the same product as the query.
-- A position bias is looked up for every distance between a query and a key, so that a query's row is a slice of it.
-- The row of the only token type, if the network has one, is part of every position, or of every word.
-- Positions and token types that are added to projected words are scaled by the gain of the NoNorm that follows.
-- The masked-LM head's word table and its extra columns are one matrix.
-
-Products and words are computed from the parameters when they are read, rows by rows, so that a network in fp32 is never
-in memory as a whole.
+"""Folding: turns a network into a program of steps. `folding_parameters.py` computes the parameters of the steps.
 
 A network can be folded whole, or in two parts: its trunk, which is the encoder, and its head, which reads the hidden
 states that the trunk has computed. Heads of one trunk then share its work (`swiftlet_models/trunks.py`).
-
-`Folded.program` are the steps. `Folded.products` are (N, K) with a bias (N,), `vectors` all other parameters, and
-`words` the word table (V, E). I is the number of a layer and J the number of a feed-forward network. Layers that share
-their attention or their feed-forward networks share its number:
-
-    embeddings.position, .token_type and .projection (if there is one), .norm (LayerNorm only)
-    rotation.THETA (P, D), relative_rows (2 P - 1,), and layers.I.relative_key, .relative_query (R, C): see `program`
-    position_bias (A, 2 P - 1) for P positions: the distance d from a query to a key has the column P - 1 + d
-    layers.I.key_value, .query_residual (the residual only with a bottleneck), .output, .leave (with a bottleneck)
-    layers.I.query_norm, .key_norm (D,), if each head has a norm
-    layers.I.key, .value, .query, and B with B.norm for each bottleneck B, if these have a LayerNorm
-    layers.I.feed_forward.J.inner (a gate's rows first), .outer
-    head.transform or .pooler, .norm (if there is one), then .decoder or .output. A head that only pools has none.
-    Of embeddings: head.output for a dense layer, .terms for weights of tokens, .vectors for a vector of each token.
-
-Each product that ends in a residual addition, X, has the vector X.gain (NoNorm) or the norm X.norm. If norms precede,
-there are layers.I.attention_norm, .feed_forward.J.norm and final_norm, and X.norm only if they are around. A norm is
-two vectors, `weight` and `bias`, or the first alone (RMSNorm).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, replace
 from itertools import groupby
 from typing import Any, Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from swiftlet_models import architectures
-from swiftlet_models.architectures.traits import (
-    AttentionTraits,
-    BottleneckTraits,
-    PositionBias,
-    RelativeTraits,
-    Traits,
-)
+from swiftlet_models.architectures.traits import AttentionTraits, BottleneckTraits, Traits
 from swiftlet_models.artifact import Artifact, Embedding, Pooling
-from swiftlet_models.errors import ModelError
+from swiftlet_models.folded import Folded, FoldingError, Product, beside
+from swiftlet_models.folding_parameters import FoldedParameters, rotation
 from swiftlet_models.parameters import Sizes, check_artifact, check_parameters, configure
 from swiftlet_models.program import (
     GIVEN,
-    JOIN,
     WORDS,
     Attend,
     Block,
@@ -74,60 +33,14 @@ from swiftlet_models.program import (
     Place,
     Program,
     Read,
-    Relative,
     Rotate,
     Step,
 )
-from swiftlet_models.tensors import Computed, Matrix, Weights
-
-Array = NDArray[np.floating[Any]]
+from swiftlet_models.tensors import Weights
 
 Part = Literal["network", "trunk", "head"]
 UNIT_EPSILON: Final = 1e-24  # of the mean square of a vector: no vector that a network computes is so short
 MULTIPLE: Final = 16  # the native engine needs widths that are multiples of its widest vector, 16 floats
-
-
-class FoldingError(ModelError):
-    """Raised when folding does not support a network. The message is a clause that gives the reason."""
-
-
-@dataclass(frozen=True)
-class Product:
-    """y = x W^T + b."""
-
-    matrix: Matrix  # W (N, K)
-    bias: Array  # (N,)
-
-    @property
-    def weight(self) -> Array:
-        """W as an array, which is not kept."""
-        return np.asarray(self.matrix)
-
-
-@dataclass
-class Folded:
-    """A folded network, ready to be quantised."""
-
-    program: Program
-    outputs: int
-    positions: int  # P, the most tokens of a sequence, whether or not there is a table of positions
-    words: Matrix | None  # (V, E); None if no step reads a word
-    products: dict[str, Product] = field(default_factory=dict)
-    vectors: dict[str, Array] = field(default_factory=dict)
-
-    @property
-    def given(self) -> int:
-        """The width of the hidden states that the caller gives to a head; 0 for other networks."""
-        return next((step.out.width for step in self.program if isinstance(step, LookUp) and step.table == GIVEN), 0)
-
-    @property
-    def reads_all(self) -> bool:
-        """Whether the head reads all tokens, and not those in focus alone."""
-        return not any(isinstance(step, Read) and step.how == "focus" for step in self.program)
-
-    def product(self, name: str) -> Product:
-        """Returns a product, also one that `program.joined` makes."""
-        return _stack(*(self.products[part] for part in name.split(JOIN)))
 
 
 def fold(
@@ -162,7 +75,7 @@ def fold(
     else:
         network.fold_encoder("cls" if part == "trunk" else pooling)
     if part != "trunk":
-        network.fold_head(own.pooler, own.prediction_act, embedding)
+        network.fold_head(embedding)
     folded = network.folded()
     _check_widths(folded, multiple)
     return folded
@@ -206,174 +119,19 @@ def _check_traits(traits: Traits) -> None:
             raise FoldingError(reason)
 
 
-class _Network:
+class _Network(FoldedParameters):
     """A network that is being folded: its parameters and its blocks of steps so far."""
 
     def __init__(self, traits: Traits, sizes: Sizes, weights: Weights) -> None:
-        self.traits, self.sizes, self.weights = traits, sizes, weights
-        self.table = weights["encoder.embeddings.word.weight"]
-        self.words: Matrix | None = None
-        self.products: dict[str, Product] = {}
-        self.vectors: dict[str, Array] = {}
+        super().__init__(traits, sizes, weights)
         self.blocks: list[Block] = []
         self.widths = {"hidden": sizes.hidden, "attended": sizes.attended}
         self.results: tuple[str, ...] = ("hidden",)
-        self.depth = sizes.attended // traits.heads
-        self.key_heads = traits.key_heads or traits.heads
-        self.scale = traits.score_scale or 1 / math.sqrt(self.depth)
-        self.norm_first = traits.norm_position != "after"
-        self.norm_last = traits.norm != "no_norm" and traits.norm_position != "before"
-        self.kept = traits.bottleneck if traits.norm == "layer_norm" else None  # bottlenecks that do not fold
-        self.epsilons: dict[str, float] = {}
 
     def folded(self) -> Folded:
         program = Program(tuple(self.blocks), self.widths, self.results)
         outputs = sum(self.widths[result] for result in self.results)
         return Folded(program, outputs, self.sizes.positions, self.words, self.products, self.vectors)
-
-    # ---- parameters
-
-    def array(self, name: str) -> Array:
-        return np.asarray(self.weights[name])
-
-    def product(self, name: str) -> Product:
-        return Product(self.weights[name + ".weight"], self.array(name + ".bias"))
-
-    def take_norm(self, name: str, source: str) -> None:
-        self.vectors[name + ".weight"] = self.array(source + ".weight") + self.traits.norm_offset
-        if self.traits.norm != "rms_norm":
-            self.vectors[name + ".bias"] = self.array(source + ".bias")
-        own = (epsilon for ending, epsilon in self.traits.epsilons.items() if f".{source}".endswith(f".{ending}"))
-        self.epsilons[name] = next(own, self.traits.epsilon)
-
-    def with_no_norm(self, name: str, norm: str) -> Product:
-        """Returns a product and the NoNorm that follows it as one product."""
-        product, gain, bias = self.product(name), self.array(norm + ".weight"), self.array(norm + ".bias")
-        matrix = product.matrix
-        scaled = Computed(matrix.shape, matrix.dtype, lambda rows: matrix[rows] * gain[rows, None])
-        return Product(scaled, product.bias * gain + bias)
-
-    def bottleneck(self, name: str) -> Product:
-        return self.with_no_norm(name + ".dense", name + ".norm")
-
-    def take_residual_product(self, name: str, source: str, product: str, norm: str) -> None:
-        """Takes a product that a residual is added to, and the norm that follows it or the addition, if any does."""
-        if self.traits.norm == "no_norm":
-            self.products[name] = self.with_no_norm(source + product, source + norm)
-            self.vectors[name + ".gain"] = self.array(f"{source}{norm}.weight")
-        else:
-            self.products[name] = self.product(source + product)
-            if self.norm_last:
-                self.take_norm(name + ".norm", source + (f"{product}_norm" if self.norm_first else norm))
-
-    def take_tables(self) -> None:
-        traits, source = self.traits.embedding, "encoder.embeddings."
-        words = self.table if traits.scale == 1 else _times(self.table, traits.scale)
-        tables = {}
-        if traits.positions:
-            tables["embeddings.position"] = self.array(source + "position.weight")[traits.position_offset :]
-        if traits.token_types:
-            tables["embeddings.token_type"] = self.array(source + "token_type.weight")
-        elif source + "token_type.weight" in self.weights:
-            (row,) = self.array(source + "token_type.weight")
-            if traits.positions:
-                tables["embeddings.position"] = tables["embeddings.position"] + row
-            else:
-                plain = words
-                words = Computed(plain.shape, plain.dtype, lambda rows: plain[rows] + row)
-        if traits.norm == "no_norm":
-            gain = self.array(source + "norm.weight")
-            self.products["embeddings.projection"] = self.with_no_norm(source + "projection", source + "norm")
-            tables = {name: table * gain for name, table in tables.items()}
-        else:
-            if traits.norm != "none":
-                self.take_norm("embeddings.norm", source + "norm")
-            if traits.projection != "none":
-                self.products["embeddings.projection"] = self.product(source + "projection")
-        self.vectors |= tables
-        self.words = words
-
-    def take_position_bias(self, bias: PositionBias) -> None:
-        longest = self.sizes.positions
-        table = self.array("encoder.position_bias.weight")  # (buckets, A)
-        self.vectors["position_bias"] = table[[bias.bucket(d) for d in range(1 - longest, longest)]].T
-
-    def take_distances(self, name: str, source: str, relative: RelativeTraits, scale: float) -> None:
-        """Takes what a layer makes of the table of distances, which is the same for every text."""
-        table = self.array("encoder.relative.weight")
-        if relative.norm:
-            weight, bias = (self.array(f"encoder.relative_norm.{part}") for part in ("weight", "bias"))
-            centred = table - table.mean(1, keepdims=True)
-            variance = (centred**2).mean(1, keepdims=True)
-            table = centred / np.sqrt(variance + self.traits.epsilon) * weight + bias
-        prefix = "" if relative.shared else "relative_"
-        for part, factor, is_read in (("key", 1, relative.to_positions), ("query", scale, relative.from_positions)):
-            if is_read:
-                product = self.product(source + prefix + part)
-                self.vectors[f"{name}relative_{part}"] = (table @ product.weight.T + product.bias) * factor
-
-    def relative(self, name: str) -> Relative | None:
-        if not self.traits.relative:
-            return None
-        key, query = (f"{name}relative_{part}" for part in ("key", "query"))
-        return Relative("relative_rows", key if key in self.vectors else None, query if query in self.vectors else None)
-
-    def take_rotations(self) -> None:
-        for part in dict.fromkeys(replace(part, window=None) for part in self.traits.attention if part.theta):
-            self.vectors[_rotation(part.theta)] = part.turns(self.sizes.positions, self.depth)
-
-    def take_layers(self, layers: Sequence[str], take: Callable[[str, str], None]) -> list[str]:
-        """Takes a part of each distinct layer once. Returns the new name of each layer."""
-        names = {layer: f"layers.{i}." for i, layer in enumerate(dict.fromkeys(layers))}
-        for layer, name in names.items():
-            take(name, f"encoder.{layer}.")
-        return [names[layer] for layer in layers]
-
-    def take_feed_forward(self, name: str, source: str) -> None:
-        for j, network in enumerate(self.traits.feed_forward):
-            to = f"{name}feed_forward.{j}."
-            inner = [self.product(source + part) for part in (network.gate, network.inner) if part]
-            self.products[to + "inner"] = _stack(*inner)
-            if self.norm_first:
-                self.take_norm(to + "norm", source + network.norm)
-            self.take_residual_product(to + "outer", source, network.outer, network.norm)
-
-    def take_attention(self, name: str, source: str) -> None:
-        bottleneck = self.traits.bottleneck
-        if bottleneck:
-            self.take_residual_product(name + "leave", source, "leave", "leave_norm")
-        query, key, value = (self.product(source + part) for part in ("query", "key", "value"))
-        if self.kept:
-            for inner in filter(None, {self.kept.residual, self.kept.query_key, self.kept.value}):
-                self.products[name + inner] = self.product(f"{source}{inner}.dense")
-                self.take_norm(f"{name}{inner}.norm", f"{source}{inner}.norm")
-            self.products |= {name + "key": key, name + "value": value}
-            self.products[name + "query"] = _scale(query, self.scale)
-            self.take_residual_product(name + "output", source, "output", "attention_norm")
-            return
-        if bottleneck and bottleneck.query_key:
-            entry = self.bottleneck(source + bottleneck.query_key)
-            query, key = _compose(query, entry), _compose(key, entry)
-        if bottleneck and bottleneck.value:
-            value = _compose(value, self.bottleneck(source + bottleneck.value))
-        self.products[name + "key_value"] = _stack(key, value)
-        scale = self.scale
-        if relative := self.traits.relative:
-            scale /= math.sqrt(1 + relative.to_positions + relative.from_positions)
-            self.take_distances(name, source, relative, scale)
-        if self.traits.head_norm:
-            for part, factor in (("query_norm", scale), ("key_norm", 1)):
-                self.vectors[name + part] = (self.array(f"{source}{part}.weight") + self.traits.norm_offset) * factor
-        else:
-            query = _scale(query, scale)
-        if bottleneck:
-            query = _stack(query, self.bottleneck(source + bottleneck.residual))
-        self.products[name + "query_residual"] = query
-        if self.norm_first and source + "attention_norm.weight" in self.weights:
-            self.take_norm(name + "attention_norm", source + "attention_norm")
-        self.take_residual_product(name + "output", source, "output", "attention_norm")
-
-    # ---- steps
 
     def place(self, value: str) -> Place:
         return Place(value, 0, self.widths[value])
@@ -392,7 +150,7 @@ class _Network:
         if self.traits.head_norm:
             yield NormHeads(place, norm, heads, self.traits.epsilon)
         if attention.theta:
-            yield Rotate(place, _rotation(attention.theta), heads)
+            yield Rotate(place, rotation(attention.theta), heads)
 
     def add_and_norm(self, out: str, x: str, name: str, residual: Place) -> Iterator[Step]:
         """Yields a product with a residual, and the norm that follows it or the addition, if there is one."""
@@ -543,12 +301,12 @@ class _Network:
         yield from narrow(*(inner for inner in (query_key, residual) if inner not in there))
         yield reading("query", query_key)
 
-    def fold_head(self, pooler: str | None, prediction_act: str, embedding: Embedding | None) -> None:
+    def fold_head(self, embedding: Embedding | None) -> None:
         if embedding and not embedding.by_vocabulary:
             steps = tuple(self.vectors_of(embedding))
         else:
             self.results = ("outputs",)
-            steps = tuple(self.head(pooler, prediction_act))
+            steps = tuple(self.head())
         if embedding and embedding.by_vocabulary:
             steps = (*steps, Read("outputs", "outputs", "max"))
         if steps:
@@ -574,8 +332,8 @@ class _Network:
             # The vectors of all tokens are too many for an exact product.
             yield self.multiply(f"outputs.{name}", "hidden", f"head.{name}", activation, exact=name != "vectors")
 
-    def head(self, pooler: str | None, prediction_act: str) -> Iterator[Step]:
-        x, inner = "hidden", {"head.transform": prediction_act, "head.pooler": pooler}
+    def head(self) -> Iterator[Step]:
+        x, inner = "hidden", {"head.transform": self.traits.prediction_act, "head.pooler": self.traits.pooler}
         for name, act in inner.items():
             if name + ".weight" in self.weights:
                 x = "transformed"
@@ -589,7 +347,7 @@ class _Network:
         if "head.bias" in self.weights:  # of a language model
             table = self.table
             if "head.extra" in self.weights:
-                table = _beside(table, self.weights["head.extra"])
+                table = beside(table, self.weights["head.extra"])
             self.products["head.decoder"] = Product(table, self.array("head.bias"))
             yield self.multiply("outputs", x, "head.decoder")
             return
@@ -608,52 +366,3 @@ def _check_widths(folded: Folded, multiple: int) -> None:
     for width in sorted(widths):
         if width % multiple:
             raise FoldingError(f"one of the widths is {width}, which is not a multiple of {multiple}")
-
-
-def _rotation(theta: float | None) -> str:
-    return f"rotation.{theta}"
-
-
-def _times(matrix: Matrix, factor: float) -> Matrix:
-    return Computed(matrix.shape, matrix.dtype, lambda rows: matrix[rows] * factor)
-
-
-def _scale(product: Product, factor: float) -> Product:
-    return Product(_times(product.matrix, factor), product.bias * factor)
-
-
-def _compose(outer: Product, inner: Product) -> Product:
-    """Returns outer(inner(x)) as one product, computed in double precision and rounded to the precision given."""
-    w, v = outer.matrix, inner.matrix
-
-    def rows(wanted: slice) -> Array:
-        product: Array = (w[wanted].astype(np.float64) @ np.asarray(v, np.float64)).astype(w.dtype)
-        return product
-
-    bias = outer.weight.astype(np.float64) @ inner.bias.astype(np.float64) + outer.bias
-    return Product(Computed((len(w), v.shape[1]), w.dtype, rows), bias.astype(outer.bias.dtype))
-
-
-def _stack(*products: Product) -> Product:
-    """Returns products of the same x as one."""
-    if len(products) == 1:
-        return products[0]
-    parts = [product.matrix for product in products]
-    ends = [sum(map(len, parts[: i + 1])) for i in range(len(parts))]
-
-    def rows(wanted: slice) -> Array:
-        start, stop, _ = wanted.indices(ends[-1])
-        spans = (
-            slice(max(start - end + len(part), 0), max(stop - end + len(part), 0))
-            for part, end in zip(parts, ends, strict=True)
-        )
-        return np.concatenate([part[span] for part, span in zip(parts, spans, strict=True)])
-
-    stacked = Computed((ends[-1], parts[0].shape[1]), parts[0].dtype, rows)
-    return Product(stacked, np.concatenate([product.bias for product in products]))
-
-
-def _beside(left: Matrix, right: Matrix) -> Matrix:
-    """Returns the columns of two matrices."""
-    shape = len(left), left.shape[1] + right.shape[1]
-    return Computed(shape, left.dtype, lambda rows: np.concatenate([left[rows], right[rows]], axis=1))

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swiftlet_models import architectures
-from swiftlet_models.architectures.layers import ACTIVATIONS, Config, Encoder
+from swiftlet_models.architectures.layers import ACTIVATIONS, Encoder
+from swiftlet_models.architectures.settings import Settings
 from swiftlet_models.artifact import Embedding, Head, Pooling
 from swiftlet_models.tensors import Weights
 
@@ -25,14 +26,15 @@ from swiftlet_models.tensors import Weights
 class Classification(nn.Module):
     """One logit per label from the [CLS] position, through a pooler if the architecture has one."""
 
-    def __init__(self, config: Config, width: int) -> None:
+    def __init__(self, config: Settings, width: int) -> None:
         super().__init__()
-        self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if config.pooler else None
-        self.act = ACTIVATIONS[config.pooler] if config.pooler else None
-        self.norm = _norm(config) if config.traits().classifier_norm else nn.Identity()
-        self.pools_late = config.traits().classifier_pooling == "late"
+        traits, h = config.traits(), config.hidden_size
+        self.pooler = nn.Linear(h, h) if traits.pooler else None
+        self.act = ACTIVATIONS[traits.pooler] if traits.pooler else None
+        self.norm = nn.LayerNorm(h, traits.epsilon) if traits.classifier_norm else nn.Identity()
+        self.pools_late = traits.classifier_pooling == "late"
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.output = nn.Linear(config.hidden_size, width)
+        self.output = nn.Linear(h, width)
 
     def pooled(self, rows: Tensor) -> Tensor:
         """Returns what the outputs are made of."""
@@ -46,13 +48,14 @@ class Classification(nn.Module):
 class TokenOutput(nn.Module):
     """O logits per token. Question answering has two: the start and the end of the answer (BERT, section 4.2)."""
 
-    def __init__(self, config: Config, width: int) -> None:
+    def __init__(self, config: Settings, width: int) -> None:
         super().__init__()
+        traits, h = config.traits(), config.hidden_size
         self.transform: nn.Linear | None = None
-        if config.pooler and config.traits().classifier_norm:
-            self.transform = nn.Linear(config.hidden_size, config.hidden_size)
-            self.act, self.norm = ACTIVATIONS[config.pooler], _norm(config)
-        self.output = nn.Linear(config.hidden_size, width)
+        if traits.pooler and traits.classifier_norm:
+            self.transform = nn.Linear(h, h)
+            self.act, self.norm = ACTIVATIONS[traits.pooler], nn.LayerNorm(h, traits.epsilon)
+        self.output = nn.Linear(h, width)
 
     def forward(self, rows: Tensor, words: Tensor) -> Tensor:  # noqa: ARG002  # all heads share one signature
         if self.transform is not None:
@@ -68,12 +71,12 @@ class MaskedLM(nn.Module):
     P is larger than E, and the head holds the P - E columns that the embedding table lacks.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Settings) -> None:
         super().__init__()
-        p = config.prediction_size
-        self.act = ACTIVATIONS[config.prediction_act]
+        traits, p = config.traits(), config.prediction_size
+        self.act = ACTIVATIONS[traits.prediction_act]
         self.transform = nn.Linear(config.hidden_size, p)
-        self.norm = nn.LayerNorm(p, config.layer_norm_eps)
+        self.norm = nn.LayerNorm(p, traits.epsilon)
         missing = p - config.embedding_size
         self.extra = nn.Parameter(torch.empty(config.vocab_size, missing)) if missing else None
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
@@ -94,7 +97,7 @@ class CausalLM(nn.Module):
     It is also the masked-LM head of architectures without a map in front of the vocabulary.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Settings) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
@@ -110,7 +113,7 @@ class Vectors(nn.Module):
     for a sparse vector, and the vector of a token.
     """
 
-    def __init__(self, config: Config, width: int, embedding: Embedding) -> None:
+    def __init__(self, config: Settings, width: int, embedding: Embedding) -> None:
         super().__init__()
         self.pooling: Pooling = embedding.pooling
         several, h = embedding.multi_vector, config.hidden_size
@@ -127,10 +130,6 @@ class Vectors(nn.Module):
         parts = [rows if self.output is None else self.act(self.output(vectors))] if self.vector else []
         parts += [layer(rows) for layer in (self.terms, self.vectors) if layer is not None]
         return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
-
-
-def _norm(config: Config) -> nn.LayerNorm:
-    return nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
 
 def pool(hidden: Tensor, mask: Tensor, pooling: str) -> Tensor:

@@ -19,10 +19,11 @@ from typing import Final
 import numpy as np
 
 from swiftlet_models.artifact import Labelling
+from swiftlet_models.encodings import Encoding, Ids, TooManyWindows
 from swiftlet_models.errors import ModelError
 from swiftlet_models.probabilities import sigmoid
 from swiftlet_models.tensors import Floats
-from swiftlet_models.tokenizer import Encoding, Ids, Tokenizer, TooManyWindows
+from swiftlet_models.tokenizer import Tokenizer
 
 WORD: Final = re.compile(r"\w+(?:[-_]\w+)*|\S")  # GLiNER's splitter `whitespace`
 EPSILON: Final = 1e-8  # added to the length of a vector that is normalised

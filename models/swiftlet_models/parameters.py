@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from swiftlet_models import architectures
-from swiftlet_models.architectures import Config
-from swiftlet_models.architectures.traits import SIZE, Traits
+from swiftlet_models.architectures.settings import SIZE, Settings
+from swiftlet_models.architectures.traits import Traits
 from swiftlet_models.artifact import Artifact, ArtifactError, Embedding, Head, Manifest
 from swiftlet_models.errors import ModelError
 
@@ -42,7 +42,7 @@ class Sizes:
     outputs: int  # of the head, per position
 
 
-def configure(architecture: str, config: Mapping[str, Any]) -> Config:
+def configure(architecture: str, config: Mapping[str, Any]) -> Settings:
     """Returns the configuration of a network. Settings that the architecture does not have are ignored.
 
     Raises:
@@ -51,14 +51,14 @@ def configure(architecture: str, config: Mapping[str, Any]) -> Config:
     try:
         config_class: Any = architectures.describe(architecture).Config
         known = {setting.name for setting in fields(config_class)}
-        own: Config = config_class(**{name: value for name, value in config.items() if name in known})
+        own: Settings = config_class(**{name: value for name, value in config.items() if name in known})
     except ValueError as error:
         raise ParametersError(str(error).removesuffix(".")) from None
     return own
 
 
 def check_parameters(
-    config: Config, shapes: Shapes, head: Head | None = None, embedding: Embedding | None = None
+    config: Settings, shapes: Shapes, head: Head | None = None, embedding: Embedding | None = None
 ) -> Sizes:
     """Checks that a network has exactly the parameters of its configuration, in shapes that fit together.
 
@@ -88,7 +88,7 @@ def check_parameters(
 
 
 def expected_parameters(
-    config: Config, shapes: Shapes, head: Head | None, embedding: Embedding | None = None
+    config: Settings, shapes: Shapes, head: Head | None, embedding: Embedding | None = None
 ) -> tuple[dict[str, tuple[int, ...]], Sizes]:
     """Returns the shapes of the parameters that a network must have, and its sizes, by the shapes of some parameters.
 
@@ -104,7 +104,7 @@ def expected_parameters(
     return expected.shapes, expected.sizes()
 
 
-def check_sizes(config: Config, sizes: Sizes) -> None:
+def check_sizes(config: Settings, sizes: Sizes) -> None:
     """Raises ParametersError if a size of the parameters is not the one in the configuration."""
     for setting, size in (
         ("hidden_size", sizes.hidden),
@@ -181,7 +181,7 @@ def _head_of(shapes: Shapes) -> Head:
 class _Expected:
     """The shapes of the parameters that a network must have."""
 
-    def __init__(self, config: Config, traits: Traits, given: Shapes) -> None:
+    def __init__(self, config: Settings, traits: Traits, given: Shapes) -> None:
         """Reads the sizes from the given shapes. Raises ParametersError if one of them is not there."""
         self.config, self.traits, self.given = config, traits, given
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -306,7 +306,7 @@ class _Expected:
         if head == "embedding" and embedding:
             self._add_vectors(embedding)
             return
-        if head == "classification" and self.config.pooler:
+        if head == "classification" and self.traits.pooler:
             self._linear("head.pooler", h, h)
         if head == "token" and self.traits.classifier_norm:
             self._linear("head.transform", h, h)

@@ -5,7 +5,7 @@ A step computes a value from values, for each row by itself. Only two kinds of s
 `Read`, the rows are the T tokens of a batch, and after it the N positions that the head reads. The read is mostly in
 front of the head, and behind it where outputs are pooled.
 
-Tables, matrices and norms are named as in `Folded` (`swiftlet_models/folding.py`), which makes programs. An engine
+Tables, matrices and norms are named as in `swiftlet_models/folded.py`, and `folding.py` makes programs. An engine
 knows steps, and neither architectures nor traits.
 """
 

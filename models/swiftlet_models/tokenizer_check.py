@@ -14,7 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from swiftlet_models.tokenizer import Text, Tokenizer
+from swiftlet_models.encodings import Text
+from swiftlet_models.tokenizer import Tokenizer
 
 MAX_LOST: Final = 0.3  # share of the letters of a text that may become unknown tokens
 

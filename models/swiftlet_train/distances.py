@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 
 from swiftlet_models.artifact import TOKENIZER, Artifact, open_artifact
+from swiftlet_models.encodings import Encoding, TextTooLong
 from swiftlet_models.heads import Model
-from swiftlet_models.tokenizer import Encoding, TextTooLong, Tokenizer
+from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.engines.torch import load_network
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.loading import locate

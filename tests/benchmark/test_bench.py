@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from swiftlet_models.artifact import Artifact
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.benchmark import bench, measure, networks, plan, report
 from swiftlet_serve.benchmark.baselines import ENGINES, Unsupported
 from swiftlet_serve.benchmark.plan import Plan

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.benchmark import networks, plan
 from swiftlet_serve.benchmark.plan import Plan, batches_of_similar_length, texts_of
 from swiftlet_serve.inference.loading import locate, open_model

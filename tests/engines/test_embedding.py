@@ -16,12 +16,13 @@ import torch
 
 from swiftlet_models import architectures
 from swiftlet_models.artifact import ONNX, Embedding
-from swiftlet_models.folding import Folded, fold
+from swiftlet_models.encodings import Encoding
+from swiftlet_models.folded import Folded
+from swiftlet_models.folding import fold
 from swiftlet_models.graphs.export import export
 from swiftlet_models.graphs.ragged import in_fp32, in_int8, in_signed
 from swiftlet_models.heads import Model, build
 from swiftlet_models.ragged.network import Network
-from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.engines.native import Native
 from swiftlet_serve.engines.onnx_cpu import PaddedOnnx, RaggedOnnx
 from swiftlet_serve.engines.openvino import OpenVino

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swiftlet_models.artifact import ONNX, ArtifactError, open_artifact
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve import engines, plugins
 from swiftlet_serve.engines.echo import Echo, echo
 from swiftlet_serve.engines.onnx_cpu import PaddedOnnx

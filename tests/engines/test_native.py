@@ -21,7 +21,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swiftlet_models.artifact import Precision, open_artifact
-from swiftlet_models.folding import Folded, FoldingError, Product
+from swiftlet_models.encodings import Encoding
+from swiftlet_models.folded import Folded, FoldingError, Product
 from swiftlet_models.program import (
     WORDS,
     Attend,
@@ -38,7 +39,6 @@ from swiftlet_models.program import (
     Step,
 )
 from swiftlet_models.tensors import round_to_bf16, widen
-from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.engines import native
 from swiftlet_serve.engines._matrices import PRECISIONS, quantise
 from swiftlet_serve.engines.native import Library, Native
@@ -869,7 +869,7 @@ import pickle, sys
 import numpy as np
 from pathlib import Path
 from swiftlet_models.folding import fold
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.engines.native import Library, Native
 from swiftlet_serve.types import Batch
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from swiftlet_models.artifact import open_artifact
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.engines import echo, native
 from swiftlet_serve.engines._shared_trunk import Apart, Readings, SharedTrunk
 from swiftlet_serve.types import Batch, Engine, Row

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.errors import Internal, SwiftletError, TooManyRequests, Unavailable, deadline_exceeded
 from swiftlet_serve.fronts import load_page, messages
 from swiftlet_serve.fronts.channel import Channel

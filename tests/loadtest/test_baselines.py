@@ -9,7 +9,7 @@ import pytest
 from loadtest import baseline_fastapi_openvino
 from loadtest.baseline_fastapi_openvino import MULTIPLE, padded
 from swiftlet_models.artifact import Artifact
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.benchmark import networks
 from swiftlet_serve.engines.onnx_cpu import PaddedOnnx
 from swiftlet_serve.types import Batch

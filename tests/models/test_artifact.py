@@ -18,7 +18,6 @@ from swiftlet_models import artifact
 from swiftlet_models.artifact import (
     CERTIFICATE,
     HEAD,
-    LATER,
     MANIFEST,
     SIGNATURE,
     Artifact,
@@ -33,6 +32,7 @@ from swiftlet_models.artifact import (
     open_artifact,
     seal,
 )
+from swiftlet_models.artifact.parsing import LATER
 from tests.support.artifacts import certify, make_artifact
 
 PARTS = {

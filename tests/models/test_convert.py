@@ -363,15 +363,15 @@ def test_convert_rejects_untied_masked_lm(tmp_path: Path, name: str) -> None:
 def test_defaults_equal_transformers(architecture: str) -> None:
     module = architectures.load(architecture)
     reference = Shape(architecture, {}).config()
-    ours = {field.name: field.default for field in dataclasses.fields(module.Config)} | dict(module.IMPLIED)
+    ours = {field.name: field.default for field in dataclasses.fields(module.Config)} | dict(module.CHECKPOINTS.implied)
     assert ours.pop("shared_parameters", "all") == "all"  # transformers shares whole layers
     # What DeBERTa's code reads without a default in the configuration, and the only Gemma that is an encoder.
     given = (
         {"share_att_key": False, "position_buckets": -1} | reference.to_dict() | {"use_bidirectional_attention": True}
     )
-    settings = getattr(module, "translate", dict)(given)
+    settings = module.CHECKPOINTS.translate(given)
     theirs = {name: settings[name] if name in settings else getattr(reference, name, None) for name in ours}
-    if issubclass(module.Config, standard.Config):
+    if issubclass(module.Config, standard.RotaryConfig):
         # These families share settings that some do not have. Others follow from the number of heads.
         heads = ours["num_attention_heads"]
         derived = {"num_key_value_heads": heads, "head_dim": ours["hidden_size"] // heads}

@@ -13,7 +13,8 @@ import torch
 
 from swiftlet_models import architectures
 from swiftlet_models.architectures.traits import EmbeddingTraits
-from swiftlet_models.folding import FoldingError, fold
+from swiftlet_models.folded import FoldingError
+from swiftlet_models.folding import fold
 from swiftlet_models.graphs.ragged import in_fp32
 from swiftlet_models.ragged.network import Network
 from swiftlet_serve.engines.native import Native

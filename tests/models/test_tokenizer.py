@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from transformers.convert_slow_tokenizer import AlbertConverter
 
 from swiftlet_models.added_tokens import TokenizerError
+from swiftlet_models.encodings import TextTooLong
 from swiftlet_models.token_ranges import pair_lengths, window_ranges
-from swiftlet_models.tokenizer import TextTooLong, Tokenizer
+from swiftlet_models.tokenizer import Tokenizer
 from tests.goldens import cases, families
 from tests.support.tiers import first
 

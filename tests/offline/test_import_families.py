@@ -17,7 +17,8 @@ import transformers
 from click.testing import CliRunner
 
 from swiftlet_models.artifact import open_artifact
-from swiftlet_models.tokenizer import Encoding, Tokenizer
+from swiftlet_models.encodings import Encoding
+from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.cli.main import main
 from swiftlet_serve.engines import native

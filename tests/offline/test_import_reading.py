@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from swiftlet_models.artifact import Reading
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.offline.draft import Draft

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.types import BatchResult, Cost
 from tests.support.simulation import ROW, Client, Executor, simulate, summary
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.errors import Internal, SwiftletError
 from swiftlet_serve.scheduling.dispatcher import Dispatcher
 from swiftlet_serve.telemetry.request_record import RequestRecord

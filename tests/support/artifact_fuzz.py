@@ -29,9 +29,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftlet_models.artifact import Artifact, ArtifactError, Precision, _parse
-from swiftlet_models.folding import Folded, FoldingError, Part, fold_artifact
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.artifact import Artifact, ArtifactError, Precision
+from swiftlet_models.artifact.parsing import parse
+from swiftlet_models.encodings import Encoding
+from swiftlet_models.folded import Folded, FoldingError
+from swiftlet_models.folding import Part, fold_artifact
 from swiftlet_serve.engines import native
 from swiftlet_serve.engines._matrices import PRECISIONS
 from swiftlet_serve.engines.native import Library, Native
@@ -158,7 +160,7 @@ def _load(library: Library, artifact: Hostile, seed: int) -> str:
             loaded.engine.close()
             return "loaded from files"
     try:
-        manifest = _parse(json.loads(json.dumps(artifact.manifest | {"files": _FILES})))
+        manifest = parse(json.loads(json.dumps(artifact.manifest | {"files": _FILES})))
     except ValueError:
         return "refused: manifest"
     try:

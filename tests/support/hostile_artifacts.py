@@ -262,7 +262,7 @@ def _shapes(architecture: str, config: str, task: str, width: int, embedding: in
         case "causal_lm":
             shapes["head.bias"] = (words,)
         case head:
-            linear |= {"head.pooler": (h, h)} if head == "classification" and own.pooler else {}
+            linear |= {"head.pooler": (h, h)} if head == "classification" and traits.pooler else {}
             linear |= {"head.output": (width, h)} if embedding is None or EMBEDDINGS[embedding].dense else {}
     for name, shape in linear.items():
         shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}

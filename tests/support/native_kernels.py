@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from swiftlet_models.folding import Folded, fold
+from swiftlet_models.encodings import Encoding
+from swiftlet_models.folded import Folded
+from swiftlet_models.folding import fold
 from swiftlet_models.heads import Model
 from swiftlet_models.program import WORDS, Attend, Gate, LookUp, Multiply, Norm, NormHeads, Place, Read, Rotate
-from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.engines import native
 from swiftlet_serve.engines.native import Library
 from swiftlet_serve.types import Batch

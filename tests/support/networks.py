@@ -16,9 +16,9 @@ import onnxruntime as ort
 import torch
 
 from swiftlet_models.artifact import Artifact, Manifest, Precision
+from swiftlet_models.encodings import Encoding
 from swiftlet_models.graphs.export import INPUTS, export
 from swiftlet_models.heads import Model, weights_of
-from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve import engines, plugins
 from swiftlet_serve.offline.draft import Draft
 from swiftlet_serve.offline.evaluate import Measure

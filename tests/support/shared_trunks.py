@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from swiftlet_models.artifact import Artifact, Embedding, Precision
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.types.topk import NOTHING, Ranked, Scored
 from tests.support.checkpoints import Task
 from tests.support.networks import VOCABULARY, draft, make

@@ -16,7 +16,7 @@ from typing import get_args
 
 import numpy as np
 
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.errors import DeadlineExceeded, Unavailable
 from swiftlet_serve.scheduling.dispatcher import Dispatcher
 from swiftlet_serve.scheduling.load import AdmissionPolicy

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swiftlet_models.tokenizer import Encoding, Tokenizer
+from swiftlet_models.encodings import Encoding
+from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.errors import Unprocessable
 from swiftlet_serve.tasks import entities, zero_shot
 from swiftlet_serve.types import Row

@@ -21,7 +21,8 @@ import torch
 import transformers
 
 from swiftlet_models.artifact import Manifest
-from swiftlet_models.tokenizer import Encoding, Tokenizer
+from swiftlet_models.encodings import Encoding
+from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.errors import Unprocessable
 from swiftlet_serve.tasks import classify, fill_mask, qa
 from swiftlet_serve.types import Batch, Row

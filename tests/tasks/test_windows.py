@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swiftlet_models.artifact import Embedding
-from swiftlet_models.tokenizer import Encoding, Tokenizer, TooManyWindows
+from swiftlet_models.encodings import Encoding, TooManyWindows
+from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.errors import Unprocessable
 from swiftlet_serve.tasks import classify, embed, rerank, zero_shot
 from swiftlet_serve.tasks._requests import MAX_INPUTS

@@ -17,7 +17,8 @@ from starlette.testclient import TestClient
 
 from swiftlet_models.artifact import Embedding, seal
 from swiftlet_models.datasets import DatasetError
-from swiftlet_models.tokenizer import Encoding, Tokenizer
+from swiftlet_models.encodings import Encoding
+from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import evaluation
 from swiftlet_serve.errors import Unprocessable
 from swiftlet_serve.http.app import create_app

@@ -10,7 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.cli.main import main
 from swiftlet_train.distances import layer_distances
 from tests.support.networks import network

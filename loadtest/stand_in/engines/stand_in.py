@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models.artifact import Artifact
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.engines.echo import Echo
 from swiftlet_serve.types import Batch, Row
 

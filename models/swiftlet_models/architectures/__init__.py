@@ -2,55 +2,30 @@
 
 An architecture file has two parts:
 
-- The description needs no torch: `Config` (a frozen dataclass, derived from `Settings`, with its `traits()`) and the
-  names that transformers uses. These are the patterns for parameter `NAMES`, the settings that are `FIXED` because only
-  one value is implemented, the values `IMPLIED` by a missing setting, the parameters that may be `UNREAD`, and patterns
-  of those `TRANSPOSED`. Optional are `FUSED`, the tensors that hold several parameters, `OMITTED`, the parameters that
-  transformers leaves out and that are zero, `OF_HEAD`, the names that differ in some heads, and `translate`, which
-  gives settings the names in `Config`.
-- The network, in the block `if not describing(__name__)`: `Encoder`, a torch module from tokens to hidden states.
+- The description needs no torch: `Config` (a frozen dataclass, derived from `Settings`, with its `traits()`), and
+  `CHECKPOINTS`, the names and settings of transformers' checkpoints.
+- The network, in the block `if not describing(__name__)`: `Encoder`, a torch module from tokens to hidden states. That
+  of `standard.py` builds most networks from their traits.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from swiftlet_models.architectures.traits import Activation, Traits
+from swiftlet_models.architectures.checkpoints import Checkpoints
 
-_HELPERS: Final = frozenset({"descriptions", "layers", "standard", "traits"})
+_HELPERS: Final = frozenset({"checkpoints", "descriptions", "layers", "settings", "standard", "traits"})
 _OF_OTHERS: Final = frozenset({"static"})  # networks that transformers does not have
-
-
-class Config(Protocol):
-    """The configuration of an architecture, as everything but its own network sees it."""
-
-    def traits(self) -> Traits: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def max_position_embeddings(self) -> int: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def embedding_size(self) -> int: ...
-    @property
-    def pooler(self) -> Activation | None: ...
-    @property
-    def prediction_act(self) -> Activation: ...
 
 
 class Description(Protocol):
     """An architecture without its network."""
 
     Config: type[Any]
-    NAMES: Sequence[tuple[str, str]]
-    FIXED: Mapping[str, Any]
-    IMPLIED: Mapping[str, Any]
-    UNREAD: Sequence[str]
-    TRANSPOSED: Sequence[str]
+    CHECKPOINTS: Checkpoints
 
 
 class Architecture(Description, Protocol):

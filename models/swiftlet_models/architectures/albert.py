@@ -9,21 +9,14 @@ layers have the parameters of one. `shared_parameters` says what the layers of a
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
+from swiftlet_models.architectures.checkpoints import OUTPUTS, Checkpoints, embedding_names, masked_lm_names
 from swiftlet_models.architectures.descriptions import describing
-from swiftlet_models.architectures.traits import (
-    MOST_LAYERS,
-    Activation,
-    Count,
-    EmbeddingTraits,
-    FeedForwardTraits,
-    Settings,
-    Traits,
-    check_heads,
-)
+from swiftlet_models.architectures.settings import MOST_LAYERS, Count, Settings, check_heads
+from swiftlet_models.architectures.traits import Activation, EmbeddingTraits, FeedForwardTraits, Traits
 
 
 @dataclass(frozen=True)
@@ -75,23 +68,9 @@ class Config(Settings):
             epsilon=self.layer_norm_eps,
             feed_forward=(FeedForwardTraits("ffn_in", "ffn_out", "ffn_norm"),),
             embedding=EmbeddingTraits(projection="sum"),
+            pooler="tanh",
+            prediction_act=self.hidden_act,
         )
-
-    # Read by the heads, for every architecture.
-    @property
-    def pooler(self) -> Activation | None:
-        """The activation of the classification head's pooler; None without a pooler."""
-        return "tanh"
-
-    @property
-    def prediction_size(self) -> int:
-        """The width of the masked-LM head before the vocabulary."""
-        return self.embedding_size
-
-    @property
-    def prediction_act(self) -> Activation:
-        """The activation of the masked-LM head."""
-        return self.hidden_act
 
 
 if not describing(__name__):
@@ -179,44 +158,22 @@ if not describing(__name__):
             return features
 
 
-# The names of the parameters in transformers, as (pattern, replacement), applied in order. A head has its own prefix.
-_LAYER = r"^(albert\.)?encoder\.albert_layer_groups\.(\d+)\.albert_layers\.(\d+)\."
-NAMES: Final = (
-    (r"^(albert\.)?embeddings\.(word|position|token_type)_embeddings\.", r"encoder.embeddings.\2."),
-    (r"^(albert\.)?embeddings\.LayerNorm\.", r"encoder.embeddings.norm."),
-    (r"^(albert\.)?encoder\.embedding_hidden_mapping_in\.", r"encoder.embeddings.projection."),
-    (_LAYER + r"attention\.(query|key|value)\.", r"encoder.groups.\2.\3.\4."),
-    (_LAYER + r"attention\.dense\.", r"encoder.groups.\2.\3.output."),
-    (_LAYER + r"attention\.LayerNorm\.", r"encoder.groups.\2.\3.attention_norm."),
-    (_LAYER + r"ffn\.", r"encoder.groups.\2.\3.ffn_in."),
-    (_LAYER + r"ffn_output\.", r"encoder.groups.\2.\3.ffn_out."),
-    (_LAYER + r"full_layer_layer_norm\.", r"encoder.groups.\2.\3.ffn_norm."),
-    (r"^(albert\.)?pooler\.", r"classification.pooler."),
-    (r"^classifier\.", r"classification.output."),
-    (r"^qa_outputs\.", r"token.output."),
-    (r"^predictions\.dense\.", r"masked_lm.transform."),
-    (r"^predictions\.LayerNorm\.", r"masked_lm.norm."),
-    (r"^predictions\.bias$", r"masked_lm.bias"),
-    (r"^predictions\.decoder\.", r"masked_lm.decoder."),
-    (r"^sop_classifier\.classifier\.", r"pretraining.sentence."),
+_LAYER: Final = r"^(albert\.)?encoder\.albert_layer_groups\.(\d+)\.albert_layers\.(\d+)\."
+CHECKPOINTS: Final = Checkpoints(
+    (
+        *embedding_names("albert"),
+        (r"^(albert\.)?encoder\.embedding_hidden_mapping_in\.", r"encoder.embeddings.projection."),
+        (_LAYER + r"attention\.(query|key|value)\.", r"encoder.groups.\2.\3.\4."),
+        (_LAYER + r"attention\.dense\.", r"encoder.groups.\2.\3.output."),
+        (_LAYER + r"attention\.LayerNorm\.", r"encoder.groups.\2.\3.attention_norm."),
+        (_LAYER + r"ffn\.", r"encoder.groups.\2.\3.ffn_in."),
+        (_LAYER + r"ffn_output\.", r"encoder.groups.\2.\3.ffn_out."),
+        (_LAYER + r"full_layer_layer_norm\.", r"encoder.groups.\2.\3.ffn_norm."),
+        (r"^(albert\.)?pooler\.", r"classification.pooler."),
+        *OUTPUTS,
+        *masked_lm_names("predictions", "predictions"),
+        (r"^sop_classifier\.classifier\.", r"pretraining.sentence."),
+    ),
+    fixed={"position_embedding_type": "absolute", "is_decoder": False, "tie_word_embeddings": True},
+    implied={"hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384},
 )
-
-# Settings of transformers that change the computation, with the only values that are implemented here.
-FIXED: Final[Mapping[str, Any]] = {
-    "position_embedding_type": "absolute",
-    "is_decoder": False,
-    "tie_word_embeddings": True,
-}
-
-# Defaults of transformers that differ from those above.
-IMPLIED: Final[Mapping[str, Any]] = {
-    "hidden_size": 4096,
-    "num_attention_heads": 64,
-    "intermediate_size": 16384,
-}
-
-# Parameters that the reference always has but does not always read.
-UNREAD: Final[tuple[str, ...]] = ()
-
-# Parameters, by their new names, that the reference stores transposed.
-TRANSPOSED: Final[tuple[str, ...]] = ()

@@ -5,17 +5,12 @@ The network and the names of its parameters are RoBERTa's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
 from swiftlet_models.architectures.descriptions import describing
 
 from . import roberta
-from .roberta import FIXED as FIXED
-from .roberta import NAMES as NAMES
-from .roberta import TRANSPOSED as TRANSPOSED
-from .roberta import UNREAD as UNREAD
 
 
 @dataclass(frozen=True)
@@ -31,5 +26,4 @@ class Config(roberta.Config):
 if not describing(__name__):
     from .roberta import Encoder as Encoder
 
-# Defaults of transformers that differ from those above.
-IMPLIED: Final[Mapping[str, Any]] = {**roberta.IMPLIED, "vocab_size": 30522}
+CHECKPOINTS: Final = replace(roberta.CHECKPOINTS, implied={**roberta.CHECKPOINTS.implied, "vocab_size": 30522})

@@ -9,26 +9,20 @@ directions.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 
+from swiftlet_models.architectures.checkpoints import LAYERS, Checkpoints, norm_names, rotation
 from swiftlet_models.architectures.descriptions import describing
-from swiftlet_models.architectures.traits import (
-    Activation,
-    AttentionTraits,
-    Count,
-    EmbeddingTraits,
-    Range,
-    Traits,
-)
+from swiftlet_models.architectures.settings import Count, Positions, Range, Theta
+from swiftlet_models.architectures.traits import Activation, AttentionTraits, EmbeddingTraits, Traits
 
 from . import standard
-from .standard import TRANSPOSED as TRANSPOSED
-from .standard import UNREAD as UNREAD
+from .standard import GATED
 
 
 @dataclass(frozen=True)
-class Config(standard.Config):
+class Config(standard.RotaryConfig):
     """The settings, named as in transformers 4. The defaults are the released EmbeddingGemma."""
 
     vocab_size: int = 262144
@@ -38,9 +32,9 @@ class Config(standard.Config):
     num_key_value_heads: Count | None = 1
     head_dim: int | None = 256
     hidden_act: Activation = "gelu_pytorch_tanh"
-    max_position_embeddings: standard.Positions = 2048
-    rope_theta: standard.Theta = 1000000.0
-    rope_local_base_freq: standard.Theta = 10000.0
+    max_position_embeddings: Positions = 2048
+    rope_theta: Theta = 1000000.0
+    rope_local_base_freq: Theta = 10000.0
     rms_norm_eps: float = 1e-6
     attention_bias: bool = False
     query_pre_attn_scalar: Annotated[float, Range(1, 1 << 24)] = 256
@@ -56,12 +50,9 @@ class Config(standard.Config):
     def traits(self) -> Traits:
         to_all = AttentionTraits(theta=self.rope_theta)
         local = AttentionTraits(self.sliding_window, self.rope_local_base_freq)
-        return Traits(
-            layers=self.layers,
-            heads=self.num_attention_heads,
-            activation=self.hidden_act,
-            epsilon=self.rms_norm_eps,
-            feed_forward=(standard.GATED,),
+        return replace(
+            self.plain(self.hidden_act, self.rms_norm_eps),
+            feed_forward=(GATED,),
             embedding=EmbeddingTraits(positions=False, norm="none", token_types=False, scale=self.hidden_size**0.5),
             norm="rms_norm",
             norm_position="around",
@@ -88,8 +79,8 @@ def translate(settings: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError("use_bidirectional_attention is not true, and generators of text are not supported.")
     own["hidden_act"] = settings.get("hidden_activation", "gelu_pytorch_tanh")
     for kind, name in (("full_attention", "rope_theta"), ("sliding_attention", "rope_local_base_freq")):
-        if rotation := standard.rotation(settings, kind):
-            own[name] = rotation["rope_theta"]
+        if angles := rotation(settings, kind):
+            own[name] = angles["rope_theta"]
     count = settings.get("num_hidden_layers", 26)
     every = settings.get("sliding_window_pattern", settings.get("_sliding_window_pattern", 6))
     kinds = settings.get("layer_types")
@@ -102,33 +93,34 @@ def translate(settings: Mapping[str, Any]) -> dict[str, Any]:
     return own
 
 
-NAMES: Final = (
-    (r"^(model\.)?embed_tokens\.", r"encoder.embeddings.word."),
-    (r"^(model\.)?norm\.", r"encoder.norm."),
-    *standard.LAYERS,
-    *standard.norms(
-        attention_norm="input_layernorm",
-        output_norm="post_attention_layernorm",
-        ffn_norm="pre_feedforward_layernorm",
-        ffn_out_norm="post_feedforward_layernorm",
+CHECKPOINTS: Final = Checkpoints(
+    (
+        (r"^(model\.)?embed_tokens\.", r"encoder.embeddings.word."),
+        (r"^(model\.)?norm\.", r"encoder.norm."),
+        *LAYERS,
+        *norm_names(
+            attention_norm="input_layernorm",
+            output_norm="post_attention_layernorm",
+            ffn_norm="pre_feedforward_layernorm",
+            ffn_out_norm="post_feedforward_layernorm",
+        ),
+        (r"^score\.", r"classification.output."),
     ),
-    (r"^score\.", r"classification.output."),
-)
-FIXED: Final[Mapping[str, Any]] = {**standard.FIXED, "attn_logit_softcapping": None}
-# Defaults of transformers that differ from those above.
-IMPLIED: Final[Mapping[str, Any]] = {
-    "vocab_size": 262208,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 131072,
-    "sliding_window": 4096,
-    "full_attention_layers": ("000001" * 5)[:26],
-}
-# Patterns of parameters that a checkpoint leaves out because they are zero, each with the setting that adds them.
-OMITTED: Final = (
-    (r"encoder\.layers\.\d+\.(query|key|value|output)\.bias", "attention_bias"),
-    (r"encoder\.layers\.\d+\.(ffn_gate|ffn_in|ffn_out)\.bias|classification\.output\.bias", None),
+    omitted=(
+        (r"encoder\.layers\.\d+\.(query|key|value|output)\.bias", "attention_bias"),
+        (r"encoder\.layers\.\d+\.(ffn_gate|ffn_in|ffn_out)\.bias|classification\.output\.bias", None),
+    ),
+    fixed={"rope_scaling": None, "attn_logit_softcapping": None},
+    implied={
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+        "full_attention_layers": ("000001" * 5)[:26],
+    },
+    translate=translate,
 )

@@ -11,13 +11,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swiftlet_models.architectures.traits import Traits
+from swiftlet_models.architectures.settings import Settings
 
 # GELU has an exact form and the tanh form of the original BERT code (Hendrycks and Gimpel 2016, arXiv:1606.08415,
 # section 2). The names are those that checkpoints use.
@@ -123,33 +123,6 @@ def position_bias(table: Tensor, boundaries: Sequence[int], size: int) -> Tensor
     return by_distance[positions[None, :] - positions[:, None] + size - 1].permute(2, 0, 1)[None]
 
 
-class Config(Protocol):
-    """The part of every architecture's configuration that the heads and the training read."""
-
-    def traits(self) -> Traits: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def embedding_size(self) -> int: ...
-    @property
-    def prediction_size(self) -> int: ...
-    @property
-    def prediction_act(self) -> str: ...
-    @property
-    def max_position_embeddings(self) -> int: ...
-    @property
-    def hidden_act(self) -> str: ...
-    @property
-    def hidden_dropout_prob(self) -> float: ...
-    @property
-    def layer_norm_eps(self) -> float: ...
-    @property
-    def pooler(self) -> str | None: ...
-
-
 class Embeddings(nn.Module, ABC):
     """Maps tokens to the first hidden states. The masked-LM head shares the word table."""
 
@@ -169,7 +142,7 @@ class Layer(nn.Module, ABC):
 class Encoder(nn.Module, ABC):
     """Maps tokens to hidden states."""
 
-    config: Config
+    config: Settings
     embeddings: Embeddings
 
     @abstractmethod

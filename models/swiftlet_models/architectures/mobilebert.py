@@ -15,18 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
+from swiftlet_models.architectures.checkpoints import OUTPUTS, PREDICTIONS, Checkpoints, embedding_names
 from swiftlet_models.architectures.descriptions import describing
+from swiftlet_models.architectures.settings import Count, Settings, check_heads
 from swiftlet_models.architectures.traits import (
     Activation,
     BottleneckTraits,
-    Count,
     EmbeddingTraits,
     FeedForwardTraits,
-    Settings,
     Traits,
-    check_heads,
 )
 
 TORCH_EPS: Final = 1e-5  # the reference passes no epsilon to some LayerNorms
@@ -72,6 +71,10 @@ class Config(Settings):
         return self.intra_bottleneck_size if self.use_bottleneck else self.hidden_size
 
     @property
+    def prediction_size(self) -> int:
+        return self.hidden_size
+
+    @property
     def bottlenecked_attention(self) -> bool:
         """Whether query, key and value all read the residual's bottleneck (MobileBERT-tiny)."""
         return self.use_bottleneck and self.use_bottleneck_attention
@@ -109,23 +112,9 @@ class Config(Settings):
             bottleneck=bottleneck,
             norm=norm,
             epsilons={"embeddings.norm": TORCH_EPS, "last_ffn.norm": TORCH_EPS},
+            pooler="tanh" if self.classifier_activation else None,
+            prediction_act=self.hidden_act,
         )
-
-    # Read by the heads, for every architecture.
-    @property
-    def pooler(self) -> Activation | None:
-        """The activation of the classification head's pooler; None without a pooler."""
-        return "tanh" if self.classifier_activation else None
-
-    @property
-    def prediction_size(self) -> int:
-        """The width of the masked-LM head before the vocabulary."""
-        return self.hidden_size
-
-    @property
-    def prediction_act(self) -> Activation:
-        """The activation of the masked-LM head."""
-        return self.hidden_act
 
 
 if not describing(__name__):
@@ -255,50 +244,34 @@ if not describing(__name__):
             return features
 
 
-# The names of the parameters in transformers, as (pattern, replacement), applied in order. A head has its own prefix.
-_LAYER = r"^(mobilebert\.)?encoder\.layer\.(\d+)\."
-NAMES: Final = (
-    (r"^(mobilebert\.)?embeddings\.(word|position|token_type)_embeddings\.", r"encoder.embeddings.\2."),
-    (r"^(mobilebert\.)?embeddings\.embedding_transformation\.", r"encoder.embeddings.projection."),
-    (r"^(mobilebert\.)?embeddings\.LayerNorm\.", r"encoder.embeddings.norm."),
-    (_LAYER + r"bottleneck\.input\.dense\.", r"encoder.layers.\2.enter.dense."),
-    (_LAYER + r"bottleneck\.input\.LayerNorm\.", r"encoder.layers.\2.enter.norm."),
-    (_LAYER + r"bottleneck\.attention\.dense\.", r"encoder.layers.\2.enter_attention.dense."),
-    (_LAYER + r"bottleneck\.attention\.LayerNorm\.", r"encoder.layers.\2.enter_attention.norm."),
-    (_LAYER + r"attention\.self\.", r"encoder.layers.\2."),
-    (_LAYER + r"attention\.output\.dense\.", r"encoder.layers.\2.output."),
-    (_LAYER + r"attention\.output\.LayerNorm\.", r"encoder.layers.\2.attention_norm."),
-    (_LAYER + r"ffn\.(\d+)\.intermediate\.dense\.", r"encoder.layers.\2.ffns.\3.dense_in."),
-    (_LAYER + r"ffn\.(\d+)\.output\.dense\.", r"encoder.layers.\2.ffns.\3.dense_out."),
-    (_LAYER + r"ffn\.(\d+)\.output\.LayerNorm\.", r"encoder.layers.\2.ffns.\3.norm."),
-    (_LAYER + r"intermediate\.dense\.", r"encoder.layers.\2.last_ffn.dense_in."),
-    (_LAYER + r"output\.dense\.", r"encoder.layers.\2.last_ffn.dense_out."),
-    (_LAYER + r"output\.LayerNorm\.", r"encoder.layers.\2.last_ffn.norm."),
-    (_LAYER + r"output\.bottleneck\.dense\.", r"encoder.layers.\2.leave."),
-    (_LAYER + r"output\.bottleneck\.LayerNorm\.", r"encoder.layers.\2.leave_norm."),
-    (r"^(mobilebert\.)?pooler\.dense\.", r"classification.pooler."),
-    (r"^classifier\.", r"classification.output."),
-    (r"^qa_outputs\.", r"token.output."),
-    (r"^cls\.predictions\.transform\.dense\.", r"masked_lm.transform."),
-    (r"^cls\.predictions\.transform\.LayerNorm\.", r"masked_lm.norm."),
-    (r"^cls\.predictions\.bias$", r"masked_lm.bias"),
-    (r"^cls\.predictions\.dense\.weight$", r"masked_lm.extra"),
-    (r"^cls\.predictions\.decoder\.", r"masked_lm.decoder."),
-    (r"^cls\.seq_relationship\.", r"pretraining.sentence."),
+_LAYER: Final = r"^(mobilebert\.)?encoder\.layer\.(\d+)\."
+CHECKPOINTS: Final = Checkpoints(
+    (
+        *embedding_names("mobilebert"),
+        (r"^(mobilebert\.)?embeddings\.embedding_transformation\.", r"encoder.embeddings.projection."),
+        (_LAYER + r"bottleneck\.input\.dense\.", r"encoder.layers.\2.enter.dense."),
+        (_LAYER + r"bottleneck\.input\.LayerNorm\.", r"encoder.layers.\2.enter.norm."),
+        (_LAYER + r"bottleneck\.attention\.dense\.", r"encoder.layers.\2.enter_attention.dense."),
+        (_LAYER + r"bottleneck\.attention\.LayerNorm\.", r"encoder.layers.\2.enter_attention.norm."),
+        (_LAYER + r"attention\.self\.", r"encoder.layers.\2."),
+        (_LAYER + r"attention\.output\.dense\.", r"encoder.layers.\2.output."),
+        (_LAYER + r"attention\.output\.LayerNorm\.", r"encoder.layers.\2.attention_norm."),
+        (_LAYER + r"ffn\.(\d+)\.intermediate\.dense\.", r"encoder.layers.\2.ffns.\3.dense_in."),
+        (_LAYER + r"ffn\.(\d+)\.output\.dense\.", r"encoder.layers.\2.ffns.\3.dense_out."),
+        (_LAYER + r"ffn\.(\d+)\.output\.LayerNorm\.", r"encoder.layers.\2.ffns.\3.norm."),
+        (_LAYER + r"intermediate\.dense\.", r"encoder.layers.\2.last_ffn.dense_in."),
+        (_LAYER + r"output\.dense\.", r"encoder.layers.\2.last_ffn.dense_out."),
+        (_LAYER + r"output\.LayerNorm\.", r"encoder.layers.\2.last_ffn.norm."),
+        (_LAYER + r"output\.bottleneck\.dense\.", r"encoder.layers.\2.leave."),
+        (_LAYER + r"output\.bottleneck\.LayerNorm\.", r"encoder.layers.\2.leave_norm."),
+        (r"^(mobilebert\.)?pooler\.dense\.", r"classification.pooler."),
+        *OUTPUTS,
+        *PREDICTIONS,
+        (r"^cls\.predictions\.dense\.weight$", r"masked_lm.extra"),
+        (r"^cls\.seq_relationship\.", r"pretraining.sentence."),
+    ),
+    transposed=("masked_lm.extra",),
+    unread=(r"^encoder\.layers\.\d+\.enter_attention\.", r"^encoder\.embeddings\.projection\."),
+    fixed={"position_embedding_type": "absolute", "is_decoder": False, "tie_word_embeddings": True},
+    implied={"classifier_activation": True},
 )
-
-# Settings of transformers that change the computation, with the only values that are implemented here.
-FIXED: Final[Mapping[str, Any]] = {
-    "position_embedding_type": "absolute",
-    "is_decoder": False,
-    "tie_word_embeddings": True,
-}
-
-# Defaults of transformers that differ from those above.
-IMPLIED: Final[Mapping[str, Any]] = {"classifier_activation": True}
-
-# Parameters that the reference always has but does not always read.
-UNREAD: Final[tuple[str, ...]] = (r"^encoder\.layers\.\d+\.enter_attention\.", r"^encoder\.embeddings\.projection\.")
-
-# Parameters, by their new names, that the reference stores transposed.
-TRANSPOSED: Final[tuple[str, ...]] = ("masked_lm.extra",)

@@ -8,45 +8,44 @@ checkpoints, too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from swiftlet_models.architectures.checkpoints import (
+    LABELS_OF_TOKENS,
+    LAYERS,
+    Checkpoints,
+    embedding_names,
+    masked_lm_names,
+    norm_names,
+    translate_rotary,
+)
 from swiftlet_models.architectures.descriptions import describing
-from swiftlet_models.architectures.traits import Activation, EmbeddingTraits, Traits
+from swiftlet_models.architectures.settings import Positions, Theta
+from swiftlet_models.architectures.traits import EmbeddingTraits, Traits
 
 from . import standard
-from .standard import FIXED as FIXED
-from .standard import TRANSPOSED as TRANSPOSED
-from .standard import UNREAD as UNREAD
+from .standard import GATED
 
 
 @dataclass(frozen=True)
-class Config(standard.Config):
+class Config(standard.RotaryConfig):
     """The settings, named as in transformers. The defaults are the released nomic-embed-text-v1.5."""
 
-    max_position_embeddings: standard.Positions = 8192
-    rope_theta: standard.Theta = 1000.0
+    max_position_embeddings: Positions = 8192
+    rope_theta: Theta = 1000.0
     type_vocab_size: int = 2
     layer_norm_epsilon: float = 1e-12
 
     def traits(self) -> Traits:
-        return Traits(
-            layers=self.layers,
-            heads=self.num_attention_heads,
-            activation=self.hidden_act,
-            epsilon=self.layer_norm_epsilon,
-            feed_forward=(standard.GATED,),
+        return replace(
+            self.plain(self.hidden_act, self.layer_norm_epsilon),
+            feed_forward=(GATED,),
             embedding=EmbeddingTraits(positions=False),
             attention=self.rotated,
+            pooler="tanh",
+            prediction_act=self.hidden_act,
         )
-
-    @property
-    def pooler(self) -> Activation | None:
-        return "tanh"
-
-    @property
-    def prediction_act(self) -> Activation:
-        return self.hidden_act
 
 
 if not describing(__name__):
@@ -89,30 +88,27 @@ def translate(settings: Mapping[str, Any]) -> dict[str, Any]:
                 raise ValueError(f"{name} {settings[name]!r} is not supported, only {only!r}.")
         own |= {name: settings[original] for original, name in _ORIGINAL.items() if original in settings}
         own["hidden_act"] = "silu"
-    return standard.translate(own)
+    return translate_rotary(own)
 
 
-NAMES: Final = (
-    (r"^(\w+\.)?embeddings\.word_embeddings\.", r"encoder.embeddings.word."),
-    (r"^(\w+\.)?embeddings\.token_type_embeddings\.", r"encoder.embeddings.token_type."),
-    (r"^(\w+\.)?(embeddings\.LayerNorm|emb_ln)\.", r"encoder.embeddings.norm."),
-    (r"\.attn\.out_proj\.", r".self_attn.o_proj."),
-    (r"\.mlp\.fc11\.", r".mlp.up_proj."),
-    (r"\.mlp\.fc12\.", r".mlp.gate_proj."),
-    (r"\.mlp\.fc2\.", r".mlp.down_proj."),
-    *standard.LAYERS,
-    *standard.norms(attention_norm="(?:post_attention_layernorm|norm1)", ffn_norm="(?:post_mlp_layernorm|norm2)"),
-    (r"^(\w+\.)?pooler\.dense\.", r"classification.pooler."),
-    (r"^classifier\.", r"classification.output."),
-    (r"^cls\.predictions\.transform\.dense\.", r"masked_lm.transform."),
-    (r"^cls\.predictions\.transform\.layer_norm\.", r"masked_lm.norm."),
-    (r"^cls\.predictions\.decoder\.", r"masked_lm.decoder."),
-    (r"^cls\.predictions\.bias$", r"masked_lm.bias"),
+CHECKPOINTS: Final = Checkpoints(
+    (
+        *embedding_names(r"\w+", "word|token_type"),
+        (r"^(\w+\.)?emb_ln\.", r"encoder.embeddings.norm."),
+        (r"\.attn\.out_proj\.", r".self_attn.o_proj."),
+        (r"\.mlp\.fc11\.", r".mlp.up_proj."),
+        (r"\.mlp\.fc12\.", r".mlp.gate_proj."),
+        (r"\.mlp\.fc2\.", r".mlp.down_proj."),
+        *LAYERS,
+        *norm_names(attention_norm="(?:post_attention_layernorm|norm1)", ffn_norm="(?:post_mlp_layernorm|norm2)"),
+        (r"^(\w+\.)?pooler\.dense\.", r"classification.pooler."),
+        (r"^classifier\.", r"classification.output."),
+        *masked_lm_names(r"cls\.predictions\.transform", r"cls\.predictions", "layer_norm"),
+    ),
+    of_head=LABELS_OF_TOKENS,
+    fused=((r"\.attn\.Wqkv\.", tuple(f".self_attn.{part}_proj." for part in "qkv")),),
+    omitted=((r"encoder\.layers\.\d+\.(query|key|value|output|ffn_gate|ffn_in|ffn_out)\.bias", None),),
+    fixed={"rope_scaling": None},
+    implied={"max_position_embeddings": 2048},
+    translate=translate,
 )
-OF_HEAD: Final = {"token": ((r"^classifier\.", r"token.output."),)}
-# Tensors that hold several parameters side by side, as (pattern, the names of its parts).
-FUSED: Final = ((r"\.attn\.Wqkv\.", tuple(f".self_attn.{part}_proj." for part in "qkv")),)
-# Defaults of transformers that differ from those above.
-IMPLIED: Final[Mapping[str, Any]] = {"max_position_embeddings": 2048}
-# Patterns of parameters that a checkpoint leaves out because they are zero, each with the setting that adds them.
-OMITTED: Final = ((r"encoder\.layers\.\d+\.(query|key|value|output|ffn_gate|ffn_in|ffn_out)\.bias", None),)

@@ -8,19 +8,20 @@ with the last token's row as the vector (Zhang et al. 2025, arXiv:2506.05176).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from swiftlet_models.architectures.checkpoints import LAYERS, Checkpoints, norm_names, translate_rotary
 from swiftlet_models.architectures.descriptions import describing
-from swiftlet_models.architectures.traits import Activation, Count, EmbeddingTraits, Traits
+from swiftlet_models.architectures.settings import Count, Positions, Theta
+from swiftlet_models.architectures.traits import Activation, EmbeddingTraits, Traits
 
 from . import standard
-from .standard import TRANSPOSED as TRANSPOSED
-from .standard import UNREAD as UNREAD
+from .standard import GATED
 
 
 @dataclass(frozen=True)
-class Config(standard.Config):
+class Config(standard.RotaryConfig):
     """The settings, named as in transformers 4. The defaults are the released 0.6B."""
 
     vocab_size: int = 151936
@@ -31,18 +32,15 @@ class Config(standard.Config):
     num_key_value_heads: Count | None = 8
     head_dim: int | None = 128
     hidden_act: Activation = "silu"
-    max_position_embeddings: standard.Positions = 32768
-    rope_theta: standard.Theta = 1000000.0
+    max_position_embeddings: Positions = 32768
+    rope_theta: Theta = 1000000.0
     rms_norm_eps: float = 1e-6
     attention_bias: bool = False
 
     def traits(self) -> Traits:
-        return Traits(
-            layers=self.layers,
-            heads=self.num_attention_heads,
-            activation=self.hidden_act,
-            epsilon=self.rms_norm_eps,
-            feed_forward=(standard.GATED,),
+        return replace(
+            self.plain(self.hidden_act, self.rms_norm_eps),
+            feed_forward=(GATED,),
             embedding=EmbeddingTraits(positions=False, norm="none", token_types=False),
             norm="rms_norm",
             norm_position="before",
@@ -65,30 +63,31 @@ def translate(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     if any(kind != "full_attention" for kind in settings.get("layer_types") or ()):
         raise ValueError("layer_types is not supported, only layers with full_attention are.")
-    return standard.translate(settings)
+    return translate_rotary(settings)
 
 
-NAMES: Final = (
-    (r"^(\w+\.)?embed_tokens\.", r"encoder.embeddings.word."),
-    (r"^(\w+\.)?norm\.", r"encoder.norm."),
-    *standard.LAYERS,
-    *standard.norms(attention_norm="input_layernorm", ffn_norm="post_attention_layernorm"),
-    (r"^score\.", r"classification.output."),
-    (r"^qa_outputs\.", r"token.output."),
-    (r"^lm_head\.weight$", r"causal_lm.decoder.weight"),
-)
-FIXED: Final[Mapping[str, Any]] = {**standard.FIXED, "use_sliding_window": False, "tie_word_embeddings": True}
-# Defaults of transformers that differ from those above.
-IMPLIED: Final[Mapping[str, Any]] = {
-    "hidden_size": 4096,
-    "intermediate_size": 22016,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "rope_theta": 10000.0,
-}
-# Patterns of parameters that a checkpoint leaves out because they are zero, each with the setting that adds them.
-OMITTED: Final = (
-    (r"encoder\.layers\.\d+\.(query|key|value|output)\.bias", "attention_bias"),
-    (r"encoder\.layers\.\d+\.(ffn_gate|ffn_in|ffn_out)\.bias|classification\.output\.bias|causal_lm\.bias", None),
+CHECKPOINTS: Final = Checkpoints(
+    (
+        (r"^(\w+\.)?embed_tokens\.", r"encoder.embeddings.word."),
+        (r"^(\w+\.)?norm\.", r"encoder.norm."),
+        *LAYERS,
+        *norm_names(attention_norm="input_layernorm", ffn_norm="post_attention_layernorm"),
+        (r"^score\.", r"classification.output."),
+        (r"^qa_outputs\.", r"token.output."),
+        (r"^lm_head\.weight$", r"causal_lm.decoder.weight"),
+    ),
+    omitted=(
+        (r"encoder\.layers\.\d+\.(query|key|value|output)\.bias", "attention_bias"),
+        (r"encoder\.layers\.\d+\.(ffn_gate|ffn_in|ffn_out)\.bias|classification\.output\.bias|causal_lm\.bias", None),
+    ),
+    fixed={"rope_scaling": None, "use_sliding_window": False, "tie_word_embeddings": True},
+    implied={
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "rope_theta": 10000.0,
+    },
+    translate=translate,
 )

@@ -1,35 +1,73 @@
 """The networks whose layers have one form, which their traits describe: attention, then a feed-forward network.
 
-A family derives its `Config` from the one here, and names its parameters. Shape letters: see `layers.py`; D is also
-`head_dim`, and C = A D may differ from H.
+A family derives its `Config` from one of those here, and has this `Encoder`, or one that changes a part of it. Shape
+letters: see `layers.py`; D may differ from H / A, and C = A D from H.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final
 
 from swiftlet_models.architectures.descriptions import describing
-from swiftlet_models.architectures.traits import (
-    Activation,
-    AttentionTraits,
-    Count,
-    FeedForwardTraits,
-    Settings,
-    Traits,
-)
-from swiftlet_models.architectures.traits import Positions as Positions
-from swiftlet_models.architectures.traits import Theta as Theta
+from swiftlet_models.architectures.settings import Count, Positions, Settings, Theta, check_heads
+from swiftlet_models.architectures.traits import Activation, AttentionTraits, FeedForwardTraits, Traits
 
 GATED: Final = FeedForwardTraits("ffn_in", "ffn_out", "ffn_norm", "ffn_gate")
 PLAIN: Final = FeedForwardTraits("ffn_in", "ffn_out", "ffn_norm")
 
 
+def same_as(setting: str) -> Any:
+    """Returns a property: the common name of a setting that a family names otherwise."""
+    return property(attrgetter(setting))
+
+
 @dataclass(frozen=True)
 class Config(Settings, ABC):
-    """The settings that the families share, named as in transformers."""
+    """What the configuration of such a network tells, in every family."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.head_dim is None:
+            check_heads(self.hidden_size, self.num_attention_heads)
+        if self.depth % 2 and any(part.theta for part in self.traits().attention):
+            raise ValueError("the width of an attention head is odd, so that its columns are no pairs.")
+
+    @property
+    @abstractmethod
+    def num_hidden_layers(self) -> int: ...
+    @property
+    @abstractmethod
+    def num_attention_heads(self) -> int: ...
+    @property
+    @abstractmethod
+    def intermediate_size(self) -> int: ...
+    @property
+    def head_dim(self) -> int | None:
+        """D; None: H / A."""
+        return None
+
+    @property
+    def depth(self) -> int:
+        """D."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    def plain(self, activation: Activation, epsilon: float) -> Traits:
+        """Returns the traits of BERT's encoder, from which a family's differ."""
+        return Traits(
+            layers=tuple(f"layers.{i}" for i in range(self.num_hidden_layers)),
+            heads=self.num_attention_heads,
+            activation=activation,
+            epsilon=epsilon,
+            feed_forward=(PLAIN,),
+        )
+
+
+@dataclass(frozen=True)
+class RotaryConfig(Config, ABC):
+    """The settings that the newer families share, named as in transformers. Most turn query and key by positions."""
 
     vocab_size: int = 30528
     hidden_size: int = 768
@@ -46,60 +84,13 @@ class Config(Settings, ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         heads, key_heads = self.num_attention_heads, self.num_key_value_heads
-        if self.head_dim is None and self.hidden_size % heads:
-            raise ValueError(f"num_attention_heads {heads} does not divide the width {self.hidden_size}.")
         if key_heads is not None and heads % key_heads:
             raise ValueError(f"num_key_value_heads {key_heads} does not divide num_attention_heads {heads}.")
-        if self.depth % 2 and any(part.theta for part in self.traits().attention):
-            raise ValueError("the width of an attention head is odd, so that its columns are no pairs.")
-
-    @abstractmethod
-    def traits(self) -> Traits:
-        """Returns the structure of the network."""
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        """The names of the layers."""
-        return tuple(f"layers.{i}" for i in range(self.num_hidden_layers))
 
     @property
     def rotated(self) -> tuple[AttentionTraits, ...]:
         """The attention of each layer: to all tokens, turned by `rope_theta`."""
         return (AttentionTraits(theta=self.rope_theta),) * self.num_hidden_layers
-
-    @property
-    def depth(self) -> int:
-        """D."""
-        return self.head_dim or self.hidden_size // self.num_attention_heads
-
-    # Read by the heads and the training, for every architecture.
-    @property
-    def pooler(self) -> Activation | None:
-        """The activation of the classification head's pooler; None without a pooler."""
-        return None
-
-    @property
-    def embedding_size(self) -> int:
-        return self.hidden_size
-
-    @property
-    def prediction_size(self) -> int:
-        """The width of the masked-LM head before the vocabulary."""
-        return self.hidden_size
-
-    @property
-    def prediction_act(self) -> Activation:
-        """The activation of the masked-LM head."""
-        return "gelu"
-
-    @property
-    def hidden_dropout_prob(self) -> float:
-        return 0.0
-
-    @property
-    def layer_norm_eps(self) -> float:
-        """The epsilon of a head's norms."""
-        return self.traits().epsilon
 
 
 if not describing(__name__):
@@ -140,18 +131,26 @@ if not describing(__name__):
     class Embeddings(layers.Embeddings):
         def __init__(self, config: Config, traits: Traits) -> None:
             super().__init__()
-            h, own, types = config.hidden_size, traits.embedding, getattr(config, "type_vocab_size", 0)
-            self.scale, self.tells_types = own.scale, own.token_types
-            self.word = nn.Embedding(config.vocab_size, h)
-            self.token_type = nn.Embedding(types, h) if types else None
-            self.norm = norm(traits, h) if own.norm != "none" else nn.Identity()
+            e, types = config.embedding_size, getattr(config, "type_vocab_size", 0)
+            own = self.traits = traits.embedding
+            self.word = nn.Embedding(config.vocab_size, e)
+            if own.positions:
+                self.position = nn.Embedding(config.max_position_embeddings, e)
+            self.token_type = nn.Embedding(types, e) if types else None
+            self.norm = norm(traits, e) if own.norm != "none" else nn.Identity()
             self.dropout = nn.Dropout(config.hidden_dropout_prob)
+            self.projection = nn.Linear(e, config.hidden_size) if own.projection == "sum" else nn.Identity()
 
         def forward(self, input_ids: Tensor, token_type_ids: Tensor) -> Tensor:
-            x = self.word(input_ids) * self.scale
+            own, x = self.traits, self.word(input_ids)  # (B, S, E)
+            if own.scale != 1:
+                x = x * own.scale
             if self.token_type is not None:
-                x = x + self.token_type(token_type_ids if self.tells_types else torch.zeros_like(input_ids))
-            out: Tensor = self.dropout(self.norm(x))  # (B, S, H)
+                x = x + (self.token_type(token_type_ids) if own.token_types else self.token_type.weight[0])
+            if own.positions:  # no text contains padding, so that positions follow one another
+                first, size = own.position_offset, input_ids.shape[1]
+                x = x + self.position(torch.arange(first, first + size, device=input_ids.device))
+            out: Tensor = self.projection(self.dropout(self.norm(x)))  # (B, S, H)
             return out
 
     class Layer(layers.Layer):
@@ -167,8 +166,8 @@ if not describing(__name__):
             self.query = nn.Linear(h, width)
             self.key = nn.Linear(h, keys)
             self.value = nn.Linear(h, keys)
-            self.query_norm = norm(traits, depth) if traits.head_norm else nn.Identity()
-            self.key_norm = norm(traits, depth) if traits.head_norm else nn.Identity()
+            self.query_norm = norm(traits, depth) if traits.head_norm else None
+            self.key_norm = norm(traits, depth) if traits.head_norm else None
             self.output = nn.Linear(width, h)
             self.attention_norm = norm(traits, h)
             self.ffn_gate = nn.Linear(h, config.intermediate_size) if network.gate else None
@@ -180,19 +179,18 @@ if not describing(__name__):
             self.ffn_out_norm = norm(traits, h) if around else nn.Identity()
             self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-        def attended(self, x: Tensor, bias: Tensor, turns: Tensor | None) -> Tensor:
-            by_head = (
-                own_norm(own(x).unflatten(2, (heads, -1)))
-                for own, own_norm, heads in (
-                    (self.query, self.query_norm, self.heads),
-                    (self.key, self.key_norm, self.key_heads),
-                )
-            )
-            query, key = (part.flatten(2) for part in by_head)
-            if turns is not None:
-                query, key = rotate(query, turns, self.heads), rotate(key, turns, self.key_heads)
-            key, value = (self.for_each_head(part) for part in (key, self.value(x)))
-            attended = attend(query * self.scale, key, value, self.heads, bias)
+        def attended(self, x: Tensor, bias: Tensor, positions: Any) -> Tensor:
+            query, key, value = self.query(x), self.key(x), self.value(x)
+            if self.query_norm is not None and self.key_norm is not None:
+                query = self.query_norm(query.unflatten(2, (self.heads, -1))).flatten(2)
+                key = self.key_norm(key.unflatten(2, (self.key_heads, -1))).flatten(2)
+            if positions is not None:
+                query, key = rotate(query, positions, self.heads), rotate(key, positions, self.key_heads)
+            if self.key_heads != self.heads:
+                key, value = self.for_each_head(key), self.for_each_head(value)
+            if self.scale != 1:
+                query = query * self.scale
+            attended = attend(query, key, value, self.heads, bias)
             out: Tensor = self.dropout(self.output_norm(self.output(attended)))
             return out
 
@@ -207,15 +205,27 @@ if not describing(__name__):
             out: Tensor = self.dropout(self.ffn_out_norm(self.ffn_out(inner)))
             return out
 
-        def forward(self, x: Tensor, bias: Tensor, turns: Tensor | None) -> Tensor:
+        def forward(self, x: Tensor, bias: Tensor, positions: Any = None) -> Tensor:
+            """x (B, S, H) -> (B, S, H). `positions` are the angles of query and key, if they are turned."""
             if self.norm_position == "after":
-                x = self.attention_norm(x + self.attended(x, bias, turns))
+                x = self.attention_norm(x + self.attended(x, bias, positions))
                 out: Tensor = self.ffn_norm(x + self.widened(x))
                 return out
-            x = x + self.attended(self.attention_norm(x), bias, turns)
+            x = x + self.attended(self.attention_norm(x), bias, positions)
             return x + self.widened(self.ffn_norm(x))
 
+    class LayerInOrder(Layer):
+        """A layer that lists its parameters in the order of their use, as the states of optimisers have them."""
+
+        def __init__(self, config: Config, traits: Traits) -> None:
+            super().__init__(config, traits)
+            used = ("attention_norm", "query", "key", "value", "output", "ffn_norm", "ffn_gate", "ffn_in", "ffn_out")
+            for name in used:
+                if name in self._modules:
+                    self._modules[name] = self._modules.pop(name)
+
     class Encoder(layers.Encoder):
+        LAYER: type[Layer] = Layer
         config: Config
         embeddings: Embeddings
 
@@ -224,7 +234,9 @@ if not describing(__name__):
             self.config = config
             traits = self.traits = config.traits()
             self.embeddings = Embeddings(config, traits)
-            self.layers = nn.ModuleList(Layer(config, traits) for _ in traits.layers)
+            self.layers = nn.ModuleList(self.LAYER(config, traits) for _ in traits.layers)
+            if not traits.first_norm:
+                self.layers[0].attention_norm = nn.Identity()
             self.norm = nn.Identity() if traits.norm_position == "after" else norm(traits, config.hidden_size)
             if traits.position_bias:
                 self.position_bias = nn.Embedding(traits.position_bias.buckets, traits.heads)
@@ -239,67 +251,21 @@ if not describing(__name__):
                 bias = torch.minimum(bias, causal_bias(size, x))
             if traits.position_bias:
                 bias = bias + position_bias(self.position_bias.weight, traits.position_bias.boundaries, size)
-            features = [x]
             attention = traits.attention or (AttentionTraits(),) * len(self.layers)
-            for layer, own in zip(self.layers, attention, strict=True):
-                within = bias if own.window is None else torch.minimum(bias, window_bias(size, own.window, x))
-                turns = getattr(self, _turns(own.theta)) if own.theta else None
-                features.append(layer(features[-1], within, turns))
+            read = {part: (within(part.window, bias, x), self.positions(part)) for part in set(attention)}
+            features = [x]
+            for layer, part in zip(self.layers, attention, strict=True):
+                features.append(layer(features[-1], *read[part]))
             return [*features[:-1], self.norm(features[-1])]
+
+        def positions(self, part: AttentionTraits) -> Any:
+            """Returns what a layer reads of positions."""
+            return getattr(self, _turns(part.theta)) if part.theta else None
+
+    def within(window: int | None, bias: Tensor, x: Tensor) -> Tensor:
+        """Returns the bias of a layer that attends within a window."""
+        return bias if window is None else torch.minimum(bias, window_bias(x.shape[1], window, x))
 
     def _turns(theta: float) -> str:
         """Returns the name of the buffer with the angles of a theta."""
         return f"turns_{theta}".replace(".", "_")
-
-
-def rotation(settings: Mapping[str, Any], kind: str | None = None) -> dict[str, Any]:
-    """Returns the settings of the angles in `rope_parameters` of transformers 5, or those of one kind of layers.
-
-    Raises:
-        ValueError: the angles have a form that is not implemented.
-    """
-    given = settings.get("rope_parameters") or {}
-    if kind and isinstance(given, dict):
-        given = given.get(kind) or {}
-    if not isinstance(given, dict):
-        raise ValueError("rope_parameters has an invalid value.")  # noqa: TRY004  # of a file
-    plain = {"rope_type": "default", "partial_rotary_factor": 1.0, "rope_theta": 0}
-    if {**plain, **given, "rope_theta": 0} != plain:
-        raise ValueError("rope_parameters has a rope_type or a setting that is not supported, only 'default' is.")
-    return {"rope_theta": given["rope_theta"]} if "rope_theta" in given else {}
-
-
-def translate(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a checkpoint, of transformers 4 or 5, under the names of `Config`.
-
-    Raises:
-        ValueError: the angles have a form that is not implemented.
-    """
-    own = {**settings, **rotation(settings)}
-    if "layer_norm_eps" in own:  # which is a property here
-        own["layer_norm_epsilon"] = own["layer_norm_eps"]
-    return own
-
-
-# The values that most families share. `architectures/__init__.py` says what each name means.
-FIXED: Final[Mapping[str, Any]] = {"rope_scaling": None}
-IMPLIED: Final[Mapping[str, Any]] = {}
-UNREAD: Final[tuple[str, ...]] = ()
-TRANSPOSED: Final[tuple[str, ...]] = ()
-_LAYER: Final = r"^((?:\w+\.)*)layers?\.(\d+)\."
-# The parameters of a layer in transformers, as (pattern, replacement), without its norms.
-LAYERS: Final = (
-    *(
-        (_LAYER + rf"self_attn\.{name[0]}_proj\.", rf"encoder.layers.\2.{name}.")
-        for name in ("query", "key", "value", "output")
-    ),
-    *((_LAYER + rf"self_attn\.{name[0]}_norm\.", rf"encoder.layers.\2.{name}_norm.") for name in ("query", "key")),
-    (_LAYER + r"mlp\.gate_proj\.", r"encoder.layers.\2.ffn_gate."),
-    (_LAYER + r"mlp\.up_proj\.", r"encoder.layers.\2.ffn_in."),
-    (_LAYER + r"mlp\.down_proj\.", r"encoder.layers.\2.ffn_out."),
-)
-
-
-def norms(**names: str) -> tuple[tuple[str, str], ...]:
-    """Returns the patterns of a layer's norms: their names here, and in transformers."""
-    return tuple((_LAYER + rf"{theirs}\.", rf"encoder.layers.\2.{ours}.") for ours, theirs in names.items())

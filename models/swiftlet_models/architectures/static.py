@@ -5,12 +5,13 @@ A network without layers. `static_embeddings.py` reads the files of both package
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+from swiftlet_models.architectures.checkpoints import Checkpoints
 from swiftlet_models.architectures.descriptions import describing
-from swiftlet_models.architectures.traits import MOST_POSITIONS, Activation, EmbeddingTraits, Settings, Traits
+from swiftlet_models.architectures.settings import MOST_POSITIONS, Settings
+from swiftlet_models.architectures.traits import EmbeddingTraits, Traits
 
 
 @dataclass(frozen=True)
@@ -24,22 +25,6 @@ class Config(Settings):
     def traits(self) -> Traits:
         table = EmbeddingTraits(positions=False, norm="none", token_types=False)
         return Traits(layers=(), heads=1, activation="gelu", epsilon=0, feed_forward=(), embedding=table)
-
-    @property
-    def pooler(self) -> Activation | None:
-        return None
-
-    @property
-    def embedding_size(self) -> int:
-        return self.hidden_size
-
-    @property
-    def prediction_size(self) -> int:
-        return self.hidden_size
-
-    @property
-    def prediction_act(self) -> Activation:
-        return "gelu"
 
 
 if not describing(__name__):
@@ -55,15 +40,11 @@ if not describing(__name__):
     class Encoder(layers.Encoder):
         def __init__(self, config: Config) -> None:
             super().__init__()
-            self.config = config  # type: ignore[assignment]  # the settings of training are not there
+            self.config = config
             self.embeddings = Embeddings(config)
 
         def features(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> list[Tensor]:  # noqa: ARG002
             return [self.embeddings.word(input_ids)]
 
 
-NAMES: Final[Sequence[tuple[str, str]]] = ((r"^embedding\.weight$", "encoder.embeddings.word.weight"),)
-FIXED: Final[Mapping[str, Any]] = {}
-IMPLIED: Final[Mapping[str, Any]] = {}
-UNREAD: Final[tuple[str, ...]] = ()
-TRANSPOSED: Final[tuple[str, ...]] = ()
+CHECKPOINTS: Final = Checkpoints(((r"^embedding\.weight$", "encoder.embeddings.word.weight"),))

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 
+from swiftlet_models.architectures.checkpoints import Checkpoints
 from swiftlet_models.architectures.descriptions import describing
-from swiftlet_models.architectures.traits import Activation, EmbeddingTraits, PositionBias, Range, Traits
+from swiftlet_models.architectures.settings import Positions, Range
+from swiftlet_models.architectures.traits import Activation, EmbeddingTraits, PositionBias, Traits
 
 from . import standard
-from .standard import FIXED as FIXED
-from .standard import TRANSPOSED as TRANSPOSED
+from .standard import GATED, PLAIN
 
 
 @dataclass(frozen=True)
-class Config(standard.Config):
+class Config(standard.RotaryConfig):
     """The settings. The defaults are the released base.
 
     The other released shapes are small (H 512, I 2048, L 6, A 8) and large (H 1024, I 4096, L 24, A 16).
@@ -29,7 +30,7 @@ class Config(standard.Config):
     vocab_size: int = 32128
     head_dim: int | None = 64
     hidden_act: Activation = "relu"
-    max_position_embeddings: standard.Positions = 512
+    max_position_embeddings: Positions = 512
     layer_norm_epsilon: float = 1e-6
     is_gated: bool = False
     relative_attention_num_buckets: Annotated[int, Range(4, 1 << 12)] = 32
@@ -43,12 +44,9 @@ class Config(standard.Config):
             raise ValueError("relative_attention_max_distance is shorter than the distances that have own buckets.")
 
     def traits(self) -> Traits:
-        return Traits(
-            layers=self.layers,
-            heads=self.num_attention_heads,
-            activation=self.hidden_act,
-            epsilon=self.layer_norm_epsilon,
-            feed_forward=(standard.GATED if self.is_gated else standard.PLAIN,),
+        return replace(
+            self.plain(self.hidden_act, self.layer_norm_epsilon),
+            feed_forward=(GATED if self.is_gated else PLAIN,),
             embedding=EmbeddingTraits(positions=False, norm="none", token_types=False),
             norm="rms_norm",
             norm_position="before",
@@ -95,28 +93,29 @@ def translate(settings: Mapping[str, Any]) -> dict[str, Any]:
 _LAYER: Final = r"^(encoder\.)?block\.(\d+)\."
 _TO: Final = r"encoder.layers.\2."
 _INNER: Final = r"layer\.1\.DenseReluDense\."
-NAMES: Final = (
-    (r"^(shared|(encoder\.)?embed_tokens)\.", r"encoder.embeddings.word."),
-    (r"^(encoder\.)?final_layer_norm\.", r"encoder.norm."),
-    (_LAYER + r"layer\.0\.SelfAttention\.relative_attention_bias\.", r"encoder.position_bias."),
-    *(
-        (_LAYER + rf"layer\.0\.SelfAttention\.{name[0]}\.", rf"{_TO}{name}.")
-        for name in ("query", "key", "value", "output")
+CHECKPOINTS: Final = Checkpoints(
+    (
+        (r"^(shared|(encoder\.)?embed_tokens)\.", r"encoder.embeddings.word."),
+        (r"^(encoder\.)?final_layer_norm\.", r"encoder.norm."),
+        (_LAYER + r"layer\.0\.SelfAttention\.relative_attention_bias\.", r"encoder.position_bias."),
+        *(
+            (_LAYER + rf"layer\.0\.SelfAttention\.{name[0]}\.", rf"{_TO}{name}.")
+            for name in ("query", "key", "value", "output")
+        ),
+        (_LAYER + r"layer\.0\.layer_norm\.", rf"{_TO}attention_norm."),
+        (_LAYER + rf"{_INNER}wi_0\.", rf"{_TO}ffn_gate."),
+        (_LAYER + rf"{_INNER}(wi|wi_1)\.", rf"{_TO}ffn_in."),
+        (_LAYER + rf"{_INNER}wo\.", rf"{_TO}ffn_out."),
+        (_LAYER + r"layer\.1\.layer_norm\.", rf"{_TO}ffn_norm."),
     ),
-    (_LAYER + r"layer\.0\.layer_norm\.", rf"{_TO}attention_norm."),
-    (_LAYER + rf"{_INNER}wi_0\.", rf"{_TO}ffn_gate."),
-    (_LAYER + rf"{_INNER}(wi|wi_1)\.", rf"{_TO}ffn_in."),
-    (_LAYER + rf"{_INNER}wo\.", rf"{_TO}ffn_out."),
-    (_LAYER + r"layer\.1\.layer_norm\.", rf"{_TO}ffn_norm."),
+    omitted=((r"encoder\.layers\.\d+\.(query|key|value|output|ffn_gate|ffn_in|ffn_out)\.bias", None),),
+    unread=(r"^decoder\.", r"^lm_head\."),
+    fixed={"rope_scaling": None},
+    implied={
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+    },
+    translate=translate,
 )
-# Defaults of transformers that differ from those above.
-IMPLIED: Final[Mapping[str, Any]] = {
-    "hidden_size": 512,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 8,
-}
-# Parameters that the encoder does not read.
-UNREAD: Final = (r"^decoder\.", r"^lm_head\.")
-# Patterns of parameters that a checkpoint leaves out because they are zero, each with the setting that adds them.
-OMITTED: Final = ((r"encoder\.layers\.\d+\.(query|key|value|output|ffn_gate|ffn_in|ffn_out)\.bias", None),)

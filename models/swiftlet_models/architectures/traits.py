@@ -21,12 +21,10 @@ feed-forward networks of its own has no parameters of them:
 
 from __future__ import annotations
 
-import reprlib
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import UnionType
-from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,56 +32,6 @@ from numpy.typing import NDArray
 Norm = Literal["layer_norm", "no_norm", "rms_norm"]
 """NoNorm is an element-wise linear map instead of LayerNorm (MobileBERT, section 3.3)."""
 Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh"]
-
-
-class Range(NamedTuple):
-    """The numbers that a setting may have, both ends included."""
-
-    least: float
-    most: float
-
-
-MOST_LAYERS: Final = 1024
-SIZE: Final = Range(1, 1 << 24)  # of any dimension of a parameter
-Count = Annotated[int, Range(1, MOST_LAYERS)]
-"""Of the layers of a network, and of the parts of a layer."""
-MOST_POSITIONS: Final = 1 << 16  # of a network without a table of positions, since no parameter bounds them
-Positions = Annotated[int, Range(1, MOST_POSITIONS)]
-Theta = Annotated[float, Range(1, 1e12)]
-"""The base of the angles by which query and key are turned."""
-Id = Annotated[int, Range(0, SIZE.most)]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The base of every architecture's `Config`: each setting must have the type of its field.
-
-    Whole numbers are sizes, from 1 to 2^24, unless the field is a `Count` or an `Id`. Other numbers are from 0 to 1.
-    """
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for a setting of another type or out of its range."""
-        for name, kind in get_type_hints(type(self), include_extras=True).items():
-            value = getattr(self, name)
-            if not _is_a(value, kind):
-                shown = reprlib.repr(value)
-                if get_origin(kind) is Literal and isinstance(value, str):
-                    raise ValueError(f"{name} {shown} is not one of {', '.join(get_args(kind))}.")
-                raise ValueError(f"{name} has an invalid value: {shown}.")
-
-
-def _is_a(value: object, kind: Any) -> bool:
-    """Returns whether a setting's value is one of its type."""
-    allowed = SIZE if kind is int else Range(0, 1)
-    if get_origin(kind) is Annotated:
-        kind, allowed = get_args(kind)
-    if get_origin(kind) is Literal:
-        return isinstance(value, str) and value in get_args(kind)
-    if get_origin(kind) in (Union, UnionType):
-        return any(_is_a(value, option) for option in get_args(kind))
-    if kind not in (int, float):
-        return type(value) is kind
-    return type(value) in {kind, int} and allowed.least <= value <= allowed.most  # type: ignore[operator]  # a number
 
 
 @dataclass(frozen=True)
@@ -250,19 +198,13 @@ class Traits:
     classifier_pooling: Literal["cls", "mean", "late"] = "cls"
     """What the head that classifies texts reads: the token in focus, or the mean of all tokens, or late, the mean of
     what the pooler makes of each."""
+    pooler: Activation | None = None
+    """The activation behind a linear map in front of the outputs of the head that classifies texts; None: no map."""
+    classifier_norm: bool = False
+    """Whether a LayerNorm follows the pooler, and the head that classifies tokens has such a map and norm, too."""
     prediction_map: bool = True
     """Whether the masked-LM head has a linear map, an activation and a norm before the vocabulary."""
-    classifier_norm: bool = False
-    """Whether the heads of texts and tokens have a linear map, an activation and a LayerNorm before their outputs."""
+    prediction_act: Activation = "gelu"
+    """That activation."""
     epsilons: Mapping[str, float] = field(default_factory=dict)
     """Of norms that have their own, by the end of their names, such as `embeddings.norm`."""
-
-
-def check_heads(width: int, heads: int) -> None:
-    """Checks that every attention head gets an equal share of the width.
-
-    Raises:
-        ValueError: the number of heads does not divide the width.
-    """
-    if width % heads:
-        raise ValueError(f"num_attention_heads {heads} does not divide the width {width}.")

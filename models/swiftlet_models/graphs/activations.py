@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftlet_models.folding import Folded
+from swiftlet_models.folded import Folded
 from swiftlet_models.program import Multiply, joined
 from swiftlet_models.tensors import Weights, WeightsError, pack, unpack
 

@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftlet_models.folding import Folded, FoldingError, Product
+from swiftlet_models.folded import Folded, FoldingError, Product
 from swiftlet_models.graphs.activations import Range
 from swiftlet_models.graphs.writer import CONTRIB, Graph
 from swiftlet_models.program import (

@@ -122,7 +122,7 @@ def attend_with_bias(
         query, key, value: (T, A, D).
         ends: cumulative lengths of the B sequences, (B + 1,).
         longest: S, the length of the longest sequence.
-        table: `position_bias` of `swiftlet_models.folding`, (A, 2 P - 1).
+        table: `position_bias` of `swiftlet_models.folded`, (A, 2 P - 1).
         causal, window: as in `program.Attend`.
         keys: the tokens to attend to; None: all of a sequence.
     """

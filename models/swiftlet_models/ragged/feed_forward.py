@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from swiftlet_models.folding import Array, Folded
+from swiftlet_models.folded import Array, Folded
 from swiftlet_models.program import Multiply
 from swiftlet_models.ragged.plan import NarrowLayer
 

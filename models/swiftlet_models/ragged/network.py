@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from swiftlet_models.folding import Folded
+from swiftlet_models.folded import Folded
 from swiftlet_models.program import Attend, joined, reading_late
 from swiftlet_models.ragged import in_torch
 from swiftlet_models.ragged.in_torch import Kernels

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftlet_models.architectures.layers import ACTIVATIONS, rotate
-from swiftlet_models.folding import Array, Folded
+from swiftlet_models.folded import Array, Folded
 from swiftlet_models.program import (
     WORDS,
     Attend,

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swiftlet_models.architectures.layers import ACTIVATIONS
-from swiftlet_models.folding import Product
+from swiftlet_models.folded import Product
 
 Linear = Callable[[Tensor], Tensor]
 MakeProduct = Callable[[Product, torch.device, torch.dtype, str | None], Linear]

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from swiftlet_models import datasets
 from swiftlet_models.datasets import Tagged
-from swiftlet_models.tokenizer import TokenizedText, Tokenizer
+from swiftlet_models.encodings import TokenizedText
+from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_train.examples.example import NO_LABEL, Example, take_evenly
 from swiftlet_train.recipe import Finetuning, RecipeError
 

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 
 TEACHER_TOKENS: Final = 512  # that a teacher reads at most: the positions of a BERT
 NO_LABEL: Final = -100  # the target of an unlabelled text, which the cross entropy ignores

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models.datasets import Tagged
-from swiftlet_models.tokenizer import Chunk, Tokenizer
+from swiftlet_models.encodings import Chunk
+from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_train.examples.entities import find_starts, make_entity_examples, take_tagged_texts
 from swiftlet_train.examples.example import NO_LABEL, TEACHER_TOKENS, Example
 from swiftlet_train.examples.sentences import read_sentences

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from swiftlet_models.encodings import Chunk
 from swiftlet_models.heads import Model, TokenOutput
-from swiftlet_models.tokenizer import Chunk
 from swiftlet_train.examples.batches import collate
 from swiftlet_train.examples.example import Example
 

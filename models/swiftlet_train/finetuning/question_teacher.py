@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models.datasets import Question
-from swiftlet_models.tokenizer import Tokenizer, Window
+from swiftlet_models.encodings import Window
+from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_train.examples.example import NO_LABEL, TEACHER_TOKENS, Example
 from swiftlet_train.examples.questions import (
     ask_again,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -51,12 +51,12 @@ def attending_in_bf16(encoder: Encoder) -> Iterator[None]:
     """Lets an encoder's layers attend in bf16."""
     last: tuple[Tensor, Bf16Attention] | None = None  # all layers of a network have the same bias
 
-    def replace_bias(_module: nn.Module, args: tuple[Tensor, Tensor]) -> tuple[Tensor, Bf16Attention]:
+    def replace_bias(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         nonlocal last
-        x, bias = args
+        x, bias, *others = args
         if last is None or last[0] is not bias:
             last = bias, Bf16Attention.of(bias)
-        return x, last[1]
+        return x, last[1], *others
 
     hooks = [layer.register_forward_pre_hook(replace_bias) for layer in set(encoder.applied_layers())]
     try:

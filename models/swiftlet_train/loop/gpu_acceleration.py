@@ -71,8 +71,8 @@ def packed(encoder: Encoder) -> Iterator[None]:
     def take(_module: nn.Module, _args: Any, x: Tensor) -> Tensor:
         return current[-1].take(x) if current else x
 
-    def replace_bias(_module: nn.Module, args: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | Packing]:
-        return (args[0], current[-1]) if current else args
+    def replace_bias(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (args[0], current[-1], *args[2:]) if current else args
 
     def forward(input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> Tensor:
         current.append(Packing.of(mask, encoder.max_tokens))

@@ -15,7 +15,7 @@ import numpy as np
 import swiftlet_models
 from swiftlet_models import architectures
 from swiftlet_models.artifact import SAFETENSORS, WEIGHTS, Artifact, Embedding, File, Head, Manifest
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_models.weights import open_weights, save_weights
 from swiftlet_serve.types import Batch
 

@@ -9,8 +9,8 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from swiftlet_models.encodings import Encoding
 from swiftlet_models.operations import Operations
-from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.benchmark.baselines import ENGINES
 from swiftlet_serve.benchmark.networks import (
     Network,

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel
 
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.bulk.batches import batches
 from swiftlet_serve.bulk.records import Chunk, RowAnswer
 from swiftlet_serve.bulk.requests import RequestMaker

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models.artifact import Precision
-from swiftlet_models.folding import Array
+from swiftlet_models.folded import Array
 from swiftlet_models.tensors import Matrix, blocks, round_to_bf16
 
 PRECISIONS: Final[dict[Precision, int]] = {"int8": 0, "bf16": 1}

@@ -35,7 +35,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models.artifact import Artifact, ArtifactError, Precision
-from swiftlet_models.folding import Array, Folded, FoldingError, Part, fold_artifact
+from swiftlet_models.folded import Array, Folded, FoldingError
+from swiftlet_models.folding import Part, fold_artifact
 from swiftlet_models.program import (
     GIVEN,
     WORDS,

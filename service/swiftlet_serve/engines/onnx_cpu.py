@@ -25,7 +25,8 @@ import onnxruntime as ort
 
 from swiftlet_models import architectures
 from swiftlet_models.artifact import ACTIVATIONS, ONNX, Artifact, ArtifactError, check_self_contained
-from swiftlet_models.folding import Folded, FoldingError, fold_artifact
+from swiftlet_models.folded import Folded, FoldingError
+from swiftlet_models.folding import fold_artifact
 from swiftlet_models.graphs.activations import from_arrays
 from swiftlet_models.graphs.ragged import Multiplier, in_fp32, of_int8, ragged
 from swiftlet_models.graphs.writer import CONTRIB, Graph

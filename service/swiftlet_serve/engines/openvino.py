@@ -13,7 +13,8 @@ import numpy as np
 import openvino
 
 from swiftlet_models.artifact import Artifact, ArtifactError
-from swiftlet_models.folding import Folded, FoldingError, fold_artifact
+from swiftlet_models.folded import Folded, FoldingError
+from swiftlet_models.folding import fold_artifact
 from swiftlet_models.graphs.ragged import in_fp32, ragged
 from swiftlet_models.tensors import WeightsError
 from swiftlet_models.weights import open_weights

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 
 from swiftlet_models.artifact import SAFETENSORS, Artifact, ArtifactError
-from swiftlet_models.folding import FoldingError, Part, fold
+from swiftlet_models.folded import FoldingError
+from swiftlet_models.folding import Part, fold
 from swiftlet_models.heads import Model, build
 from swiftlet_models.parameters import check_artifact
 from swiftlet_models.ragged.buckets import buckets

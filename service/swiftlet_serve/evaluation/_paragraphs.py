@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from swiftlet_models import datasets
-from swiftlet_models.tokenizer import TokenizedText, Tokenizer
+from swiftlet_models.encodings import TokenizedText
+from swiftlet_models.tokenizer import Tokenizer
 
 LENGTHS: Final = range(200, 1200)  # characters of a paragraph
 PARAGRAPHS: Final = 3  # of one document

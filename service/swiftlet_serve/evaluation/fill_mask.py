@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from swiftlet_models.datasets import Unlabelled
+from swiftlet_models.encodings import TokenizedText
 from swiftlet_models.metrics import Score
-from swiftlet_models.tokenizer import TokenizedText
 from swiftlet_serve import evaluation
 from swiftlet_serve.evaluation import Case, Grade, commonest
 from swiftlet_serve.evaluation._paragraphs import paragraphs

@@ -11,8 +11,8 @@ from typing import Any
 
 from swiftlet_models import datasets, metrics
 from swiftlet_models.datasets import Unlabelled
+from swiftlet_models.encodings import Window
 from swiftlet_models.metrics import Score, Threshold
-from swiftlet_models.tokenizer import Window
 from swiftlet_serve import evaluation
 from swiftlet_serve.evaluation import Case, Grade
 from swiftlet_serve.tasks.qa import Qa, QaParameters, QaRequest, probabilities

@@ -11,10 +11,10 @@ import numpy as np
 
 from swiftlet_models import datasets, metrics
 from swiftlet_models.datasets import DatasetError, Unlabelled
+from swiftlet_models.encodings import Encoding
 from swiftlet_models.metrics import Score
 from swiftlet_models.probabilities import softmax
 from swiftlet_models.relations import find_relations
-from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve import evaluation
 from swiftlet_serve.evaluation import Case, Grade
 from swiftlet_serve.tasks._zero_shot_requests import ZeroShotRequest

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json, to_json
 
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.errors import SwiftletError
 from swiftlet_serve.telemetry.request_record import RequestRecord, Span, Stage
 from swiftlet_serve.types import Deadline, Outcome, Priority, codec

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NoReturn
 
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.errors import SwiftletError, TooManyRequests, deadline_exceeded, draining
 from swiftlet_serve.fronts import messages
 from swiftlet_serve.fronts.load_page import LoadState

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Sequence
 from hashlib import blake2b
 from typing import Final
 
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.inference.pipeline import Scheduler
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from swiftlet_serve.types import Deadline, Priority, Row

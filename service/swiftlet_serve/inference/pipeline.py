@@ -13,7 +13,7 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from pydantic import BaseModel
 
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.errors import DeadlineExceeded, FieldError, Internal, NotFound, Unavailable, Unprocessable
 from swiftlet_serve.inference import partial_results
 from swiftlet_serve.inference.loading import OpenModel

@@ -10,13 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models.artifact import Manifest
-from swiftlet_models.folding import FoldingError, fold
+from swiftlet_models.encodings import Encoding
+from swiftlet_models.folded import FoldingError
+from swiftlet_models.folding import fold
 from swiftlet_models.graphs.ragged import in_fp32
 from swiftlet_models.labelling import Head
 from swiftlet_models.operations import Operations
 from swiftlet_models.parameters import ParametersError, check_parameters, configure
 from swiftlet_models.tensors import Weights, is_finite
-from swiftlet_models.tokenizer import Encoding, Tokenizer
+from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.engines.onnx_cpu import RaggedOnnx
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.machine.cores import usable_cores

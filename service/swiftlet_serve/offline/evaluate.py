@@ -21,8 +21,8 @@ from pydantic import ValidationError
 from swiftlet_models import metrics
 from swiftlet_models.artifact import Artifact, open_artifact, seal
 from swiftlet_models.datasets import DatasetError
+from swiftlet_models.encodings import Encoding
 from swiftlet_models.metrics import Score, Threshold
-from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve import evaluation
 from swiftlet_serve.errors import SetupError, Unprocessable
 from swiftlet_serve.inference.loading import LoadedModel, OpenModel

@@ -15,11 +15,12 @@ from pydantic import ValidationError
 from swiftlet_models import datasets
 from swiftlet_models.artifact import Manifest
 from swiftlet_models.datasets import DatasetError
+from swiftlet_models.encodings import Encoding
 from swiftlet_models.errors import ModelError
 from swiftlet_models.labelling import Head
 from swiftlet_models.metrics import Score
 from swiftlet_models.operations import Operations
-from swiftlet_models.tokenizer import Encoding, Tokenizer
+from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_models.tokenizer_check import MAX_LOST, lost
 from swiftlet_serve import evaluation, tasks
 from swiftlet_serve.errors import SetupError, SwiftletError

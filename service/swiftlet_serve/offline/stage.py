@@ -25,8 +25,8 @@ from swiftlet_models.artifact import (
     Manifest,
     Precision,
 )
+from swiftlet_models.encodings import Encoding
 from swiftlet_models.tensors import Matrix, Weights, WeightsError, blocks
-from swiftlet_models.tokenizer import Encoding
 from swiftlet_models.weights import open_weights, save_weights
 from swiftlet_serve.engines.native import Native
 from swiftlet_serve.errors import SetupError

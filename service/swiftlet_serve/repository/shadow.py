@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.errors import SwiftletError, Unavailable, log_exception
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.inference.pipeline import Pipeline

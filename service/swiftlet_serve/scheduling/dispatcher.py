@@ -33,7 +33,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.errors import Internal, SwiftletError, deadline_exceeded, log_exception
 from swiftlet_serve.scheduling.batch_planner import choose
 from swiftlet_serve.scheduling.client_times import ClientTimes

@@ -12,7 +12,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import Final
 
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.scheduling.client_times import ClientTimes
 from swiftlet_serve.scheduling.latency_model import LatencyModel, work
 from swiftlet_serve.telemetry.request_record import RequestRecord

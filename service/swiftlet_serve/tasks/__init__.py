@@ -19,9 +19,10 @@ import numpy as np
 
 from swiftlet_models import architectures
 from swiftlet_models.artifact import Head, Manifest, Outputs
+from swiftlet_models.encodings import Encoding
 from swiftlet_models.labelling import Head as LabelHead
 from swiftlet_models.labelling import Scorer
-from swiftlet_models.tokenizer import Encoding, Tokenizer
+from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import plugins
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.types import Task

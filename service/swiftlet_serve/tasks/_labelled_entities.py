@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from swiftlet_models.artifact import Labelling, Manifest
+from swiftlet_models.encodings import TooManyWindows
 from swiftlet_models.labelling import LabelledText, NoRoom, Reader, Scorer, Words
 from swiftlet_models.tensors import Floats
-from swiftlet_models.tokenizer import Tokenizer, TooManyWindows
+from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.errors import invalid_value
 from swiftlet_serve.tasks._entities_requests import (
     DEFAULTS,

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from swiftlet_models.artifact import Embedding, Manifest, Output
-from swiftlet_models.tokenizer import Encoding, Ids, Tokenizer
+from swiftlet_models.encodings import Encoding, Ids
+from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.errors import invalid_value
 from swiftlet_serve.types import Row
 

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from swiftlet_models.tokenizer import Encoding, Text, TextTooLong, Tokenizer, TooManyWindows
+from swiftlet_models.encodings import Encoding, Text, TextTooLong, TooManyWindows
+from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.errors import Unprocessable
 from swiftlet_serve.tasks._requests import input_too_long, too_many_tokens
 

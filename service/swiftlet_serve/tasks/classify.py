@@ -16,7 +16,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_models.artifact import Manifest, Problem
-from swiftlet_models.tokenizer import Encoding, Text, Tokenizer
+from swiftlet_models.encodings import Encoding, Text
+from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.tasks import _windows
 from swiftlet_serve.tasks._requests import (

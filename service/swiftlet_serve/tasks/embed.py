@@ -15,7 +15,8 @@ import numpy as np
 from pydantic import ConfigDict, Field
 
 from swiftlet_models.artifact import Embedding, Manifest, Output
-from swiftlet_models.tokenizer import Encoding, TextTooLong, Tokenizer
+from swiftlet_models.encodings import Encoding, TextTooLong
+from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import invalid_value
 from swiftlet_serve.tasks import _vectors, _windows

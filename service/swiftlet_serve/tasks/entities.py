@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from swiftlet_models.artifact import Manifest
+from swiftlet_models.encodings import Chunk, Ids, TokenizedText
 from swiftlet_models.labelling import Scorer
 from swiftlet_models.probabilities import softmax
-from swiftlet_models.tokenizer import Chunk, Ids, TokenizedText, Tokenizer
+from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.errors import invalid_value
 from swiftlet_serve.tasks._entities_requests import (
     DEFAULTS,

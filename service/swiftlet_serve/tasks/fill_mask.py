@@ -14,7 +14,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_models.artifact import Manifest
-from swiftlet_models.tokenizer import Encoding, TextTooLong, Tokenizer
+from swiftlet_models.encodings import Encoding, TextTooLong
+from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import FieldError, Unprocessable, invalid_value
 from swiftlet_serve.tasks._requests import (

@@ -15,7 +15,8 @@ from typing import Annotated, Any, ClassVar, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_models.artifact import Head, Manifest, Output, Outputs
-from swiftlet_models.tokenizer import Encoding, Text, TextTooLong, Tokenizer, TooManyWindows
+from swiftlet_models.encodings import Encoding, Text, TextTooLong, TooManyWindows
+from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.errors import Unprocessable, invalid_value
 from swiftlet_serve.tasks import _windows
 from swiftlet_serve.tasks._requests import Failure, Request, Strict, empty_input, failure, is_blank, too_many_tokens

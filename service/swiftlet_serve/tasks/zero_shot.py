@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models.artifact import Head, Labelling, Manifest, Outputs
+from swiftlet_models.encodings import Encoding, TextTooLong, TooManyWindows
 from swiftlet_models.labelling import LabelledText, NoRoom, Reader, Scorer
 from swiftlet_models.probabilities import sigmoid, softmax
 from swiftlet_models.relations import find_entailment
 from swiftlet_models.tensors import Floats
-from swiftlet_models.tokenizer import Encoding, TextTooLong, Tokenizer, TooManyWindows
+from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import invalid_value
 from swiftlet_serve.tasks import _windows

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.types.topk import NOTHING, Ranked, Scored, reduce_rows, width
 
 Row = NDArray[np.float32]

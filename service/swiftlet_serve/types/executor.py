@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.errors import Internal
 from swiftlet_serve.types.batch import Row
 from swiftlet_serve.types.engine import Cost, TimedCall

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftlet_models.tokenizer import Encoding, Ids
+from swiftlet_models.encodings import Encoding, Ids
 
 GROUP: Final = 64  # logits of a group, whose maximum decides whether they are ranked
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.errors import Unavailable, engine_unavailable
 from swiftlet_serve.types import BatchResult, Cost, TimedCall
 from swiftlet_serve.workers.process_executor import ProcessExecutor

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models.artifact import GOLDEN, MAX_BYTES, Artifact, ArtifactError
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.types import Batch, Engine, Row, TimedCall, helped_s
 from swiftlet_serve.types.topk import NOTHING, Ranked, Ranking, rank
 

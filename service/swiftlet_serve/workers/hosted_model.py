@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from swiftlet_models.artifact import Artifact
-from swiftlet_models.folding import FoldingError
+from swiftlet_models.folded import FoldingError
 from swiftlet_serve import engines, plugins
 from swiftlet_serve.engines._shared_trunk import Apart, OneHead
 from swiftlet_serve.errors import Internal, log_exception

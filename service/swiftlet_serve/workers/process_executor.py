@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.errors import Internal, engine_unavailable
 from swiftlet_serve.types import BatchResult, Cost, TimedCall, WorkerLost
 from swiftlet_serve.workers.circuit_breaker import CircuitBreaker

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from swiftlet_models.artifact import ArtifactError
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.machine import memory
 from swiftlet_serve.machine.child_process import ChildProcess, exit_text

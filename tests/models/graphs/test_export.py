@@ -13,9 +13,9 @@ import torch
 from onnx import TensorProto
 from torch import Tensor, nn
 
+from swiftlet_models.encodings import Encoding
 from swiftlet_models.graphs.export import ExportError, export, write
 from swiftlet_models.heads import Model
-from swiftlet_models.tokenizer import Encoding
 from tests.support.checkpoints import our_rows, randomise, relative_error, untrained
 from tests.support.graph_cache import cached, structure
 from tests.support.networks import CONFIGS, EXPORTED, batch, graph, network, run

@@ -15,10 +15,10 @@ import torch
 
 from loadtest.int8_networks import reading_all, unrolled
 from swiftlet_models.artifact import ACTIVATIONS, open_artifact
-from swiftlet_models.folding import Folded, FoldingError, Product
+from swiftlet_models.encodings import Encoding
+from swiftlet_models.folded import Folded, FoldingError, Product
 from swiftlet_models.graphs.ragged import Multiplier, in_fp32, in_int8, in_mixed, in_signed, of_int8, ragged
 from swiftlet_models.program import WORDS, Attend, Block, Gate, LookUp, Multiply, Norm, Place, Program, Read, Rotate
-from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.engines import onnx_cpu
 from swiftlet_serve.engines.onnx_cpu import RaggedOnnx
 from swiftlet_serve.inference.loading import BUNDLED

@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swiftlet_models.artifact import Embedding
-from swiftlet_models.folding import Product, fold
+from swiftlet_models.encodings import Encoding
+from swiftlet_models.folded import Product
+from swiftlet_models.folding import fold
 from swiftlet_models.heads import build, weights_of
 from swiftlet_models.ragged import attention, static
 from swiftlet_models.ragged.attention import attend_by_sequence, attend_with_bias
@@ -24,7 +26,6 @@ from swiftlet_models.ragged.network import Network
 from swiftlet_models.ragged.products import in_fp8, in_int8
 from swiftlet_models.ragged.ranking import rows_of
 from swiftlet_models.ragged.static import StaticBatch, StaticRunner
-from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.engines.torch import PaddedTorch, RaggedTorch, is_out_of_memory
 from swiftlet_serve.types import Batch
 from swiftlet_serve.types.topk import Ranked, Scored

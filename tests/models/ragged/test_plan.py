@@ -15,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swiftlet_models.artifact import Embedding
-from swiftlet_models.folding import Folded, Product, fold
+from swiftlet_models.encodings import Encoding
+from swiftlet_models.folded import Folded, Product
+from swiftlet_models.folding import fold
 from swiftlet_models.program import (
     JOIN,
     WORDS,
@@ -44,7 +46,6 @@ from swiftlet_models.ragged.plan import (
     inputs,
 )
 from swiftlet_models.ragged.products import in_floats, in_int8
-from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.types import Batch
 from tests.models.ragged.test_network import CPU, computed, ragged, sequences
 from tests.support.checkpoints import Task, relative_error

@@ -10,8 +10,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_models.artifact import Manifest
+from swiftlet_models.encodings import Encoding
 from swiftlet_models.probabilities import softmax
-from swiftlet_models.tokenizer import Encoding, Tokenizer
+from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.tasks._requests import MAX_INPUTS, Failure, Request, empty_input, pointers
 from swiftlet_serve.types import Row
 

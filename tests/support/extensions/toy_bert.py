@@ -7,20 +7,13 @@ activations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+from swiftlet_models.architectures.checkpoints import Checkpoints
 from swiftlet_models.architectures.descriptions import describing
-from swiftlet_models.architectures.traits import (
-    Activation,
-    Count,
-    EmbeddingTraits,
-    FeedForwardTraits,
-    Settings,
-    Traits,
-    check_heads,
-)
+from swiftlet_models.architectures.settings import Count, Settings, check_heads
+from swiftlet_models.architectures.traits import Activation, EmbeddingTraits, FeedForwardTraits, Traits
 
 OFFSET: Final = 2
 
@@ -53,19 +46,9 @@ class Config(Settings):
             feed_forward=tuple(FeedForwardTraits(f"inner.{i}", f"outer.{i}", f"norms.{i}") for i in range(2)),
             embedding=EmbeddingTraits(projection="words", position_offset=OFFSET, token_types=False),
             norm="no_norm",
+            pooler="gelu",
+            prediction_act="relu",
         )
-
-    @property
-    def pooler(self) -> Activation | None:
-        return "gelu"
-
-    @property
-    def prediction_size(self) -> int:
-        return self.embedding_size
-
-    @property
-    def prediction_act(self) -> Activation:
-        return "relu"
 
 
 if not describing(__name__):
@@ -125,8 +108,4 @@ if not describing(__name__):
             return features
 
 
-NAMES: Final = ((r"^toy\.", r"encoder."),)
-FIXED: Final[Mapping[str, Any]] = {}
-IMPLIED: Final[Mapping[str, Any]] = {}
-UNREAD: Final[tuple[str, ...]] = ()
-TRANSPOSED: Final[tuple[str, ...]] = ()
+CHECKPOINTS: Final = Checkpoints(((r"^toy\.", r"encoder."),))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from swiftlet_models import datasets
 from swiftlet_models.datasets import DatasetError, Question
-from swiftlet_models.tokenizer import Encoding
+from swiftlet_models.encodings import Encoding
 from swiftlet_train.examples.batches import make_batches
 from swiftlet_train.examples.example import NO_LABEL, Example, hash_examples, take_evenly
 from swiftlet_train.examples.questions import STRIDE, ask_of_parts, make_unanswerable, make_windows

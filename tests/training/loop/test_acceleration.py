@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from swiftlet_models.encodings import Encoding
 from swiftlet_models.heads import Model
-from swiftlet_models.tokenizer import Encoding
 from swiftlet_train.examples.example import Example
 from swiftlet_train.finetuning.logits import task_logits
 from swiftlet_train.finetuning.losses import label_loss

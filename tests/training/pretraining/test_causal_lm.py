@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from swiftlet_models.encodings import Encoding
 from swiftlet_models.heads import CausalLM, build
-from swiftlet_models.tokenizer import Encoding
 from swiftlet_train.examples.example import Example
 from swiftlet_train.finetuning.logits import task_logits
 from swiftlet_train.loop.learning_curve import read_curve

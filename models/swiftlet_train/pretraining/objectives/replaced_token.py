@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swiftlet_models.architectures.layers import ACTIVATIONS, Config, Encoder
+from swiftlet_models.architectures.layers import ACTIVATIONS, Encoder
+from swiftlet_models.architectures.settings import Settings
 from swiftlet_models.heads import Model, build
 from swiftlet_train.pretraining.objectives.masked_lm import Masked
 
@@ -43,9 +44,9 @@ class Replaced:
 class Discriminator(nn.Module):
     """A head with one logit per token, positive for tokens that seem replaced. Like `swiftlet_models.heads`."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Settings) -> None:
         super().__init__()
-        self.act = ACTIVATIONS[config.hidden_act]
+        self.act = ACTIVATIONS[config.traits().activation]
         self.transform = nn.Linear(config.hidden_size, config.hidden_size)
         self.output = nn.Linear(config.hidden_size, 1)
         for linear in (self.transform, self.output):
