@@ -34,9 +34,6 @@ class Computing:
         self.computed += [encoding.input_ids.tolist() for encoding in encodings]
         return [self._row(encoding) for encoding in encodings]
 
-    def minimum_s(self, lengths):
-        return sum(lengths)
-
     async def _row(self, encoding):
         await asyncio.sleep(0)
         if self.fails:
@@ -50,8 +47,8 @@ def encoding(ids: Sequence[int] = IDS, *, kept: bool = True, **changes) -> Encod
     return Encoding(array, np.zeros_like(array), np.array([0]), kept=kept, **changes)
 
 
-async def rows(scheduler, *encodings, record=None):
-    found = await asyncio.gather(*scheduler.submit(encodings, 1.0, "interactive", record))
+async def rows(kept_rows, *encodings, record=None):
+    found = await asyncio.gather(*kept_rows.submit(encodings, 1.0, "interactive", record))
     return [row.copy() for row in found]
 
 
@@ -61,16 +58,15 @@ def engine() -> Computing:
 
 
 async def test_kept_sequence_is_computed_once(engine):
-    scheduler, record = KeptRows(engine), RequestRecord()
+    kept_rows, record = KeptRows(engine.submit), RequestRecord()
     text = encoding((2, 9, 3), kept=False)
-    first = await rows(scheduler, text, encoding(), record=record)
+    first = await rows(kept_rows, text, encoding(), record=record)
     assert record.kept_tokens == 0
-    second = await rows(scheduler, text, encoding(), encoding((2, 6, 6, 3)), record=record)
+    second = await rows(kept_rows, text, encoding(), encoding((2, 6, 6, 3)), record=record)
 
     assert engine.computed == [[2, 9, 3], [2, 5, 3], [2, 9, 3], [2, 6, 6, 3]]
     assert np.array_equal(first[1], second[1])
     assert record.kept_tokens == 3
-    assert scheduler.minimum_s([1, 2]) == 3
 
 
 @pytest.mark.parametrize(
@@ -85,49 +81,49 @@ async def test_kept_sequence_is_computed_once(engine):
     ],
 )
 async def test_sequence_that_differs_in_anything_is_another_one(other, engine):
-    scheduler = KeptRows(engine)
-    await rows(scheduler, encoding())
-    await rows(scheduler, other)
+    kept_rows = KeptRows(engine.submit)
+    await rows(kept_rows, encoding())
+    await rows(kept_rows, other)
 
     assert len(engine.computed) == 2
 
 
 async def test_memory_is_bounded_and_the_least_recently_used_goes(engine):
-    scheduler = KeptRows(engine, max_bytes=2 * (ENTRY_BYTES + ROW_BYTES))
+    kept_rows = KeptRows(engine.submit, max_bytes=2 * (ENTRY_BYTES + ROW_BYTES))
     a, b, c = (encoding((2, number, 3)) for number in (5, 6, 7))
     for one in (a, b, a, c):
-        await rows(scheduler, one)
+        await rows(kept_rows, one)
     engine.computed.clear()
-    await rows(scheduler, a, c)
+    await rows(kept_rows, a, c)
     assert engine.computed == []
-    await rows(scheduler, b)
+    await rows(kept_rows, b)
 
     assert engine.computed == [[2, 6, 3]]
 
 
 async def test_row_larger_than_the_memory_is_not_kept(engine):
-    scheduler = KeptRows(engine, max_bytes=1)
+    kept_rows = KeptRows(engine.submit, max_bytes=1)
 
-    assert [(await rows(scheduler, encoding()))[0][0, 1] for _ in range(2)] == [5, 5]
+    assert [(await rows(kept_rows, encoding()))[0][0, 1] for _ in range(2)] == [5, 5]
     assert len(engine.computed) == 2
 
 
 async def test_failure_is_not_kept(engine):
-    scheduler = KeptRows(engine)
+    kept_rows = KeptRows(engine.submit)
     engine.fails = True
     with pytest.raises(Internal):
-        await rows(scheduler, encoding())
+        await rows(kept_rows, encoding())
     engine.fails = False
 
-    assert (await rows(scheduler, encoding()))[0][0, 1] == 5
+    assert (await rows(kept_rows, encoding()))[0][0, 1] == 5
 
 
 async def test_equal_sequences_at_a_time_are_computed_and_counted_once_in_memory(engine):
-    scheduler = KeptRows(engine, max_bytes=2 * (ENTRY_BYTES + ROW_BYTES))
-    await asyncio.gather(rows(scheduler, encoding()), rows(scheduler, encoding()))
-    await rows(scheduler, encoding((2, 6, 3)))
+    kept_rows = KeptRows(engine.submit, max_bytes=2 * (ENTRY_BYTES + ROW_BYTES))
+    await asyncio.gather(rows(kept_rows, encoding()), rows(kept_rows, encoding()))
+    await rows(kept_rows, encoding((2, 6, 3)))
     engine.computed.clear()
-    await rows(scheduler, encoding(), encoding((2, 6, 3)))
+    await rows(kept_rows, encoding(), encoding((2, 6, 3)))
 
     assert engine.computed == []
 

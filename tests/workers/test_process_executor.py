@@ -37,7 +37,7 @@ async def test_worker_returns_rows_and_errors_like_a_thread(directory):
 
 async def test_call_is_sent_before_the_event_loop_runs_again(directory):
     async with opened(start(directory)) as executor:
-        sockets = [one._transport.get_extra_info("socket") for one in executor.supervisor.serving._connections]
+        sockets = [one._transport.get_extra_info("socket") for one in executor.supervisor.serving.calls._connections]
         call = executor.run(MODEL, [encoding(1)], PATIENCE_S)
         answered, _, _ = select.select(sockets, [], [], PATIENCE_S)  # blocks the event loop
 
@@ -163,7 +163,7 @@ async def test_caller_of_an_engine_that_hangs_gets_an_error_at_the_deadline(dire
     async with opened(start(directory, 1)) as executor:
         scheduler = Scheduler(Dispatcher(executor, call_timeout_s=0.6), MODEL)
         hangs = asyncio.ensure_future(submit(scheduler, encoding(HANG), time.monotonic() + 0.2))
-        await until(lambda: executor.supervisor.serving._ticks_left)
+        await until(lambda: executor.supervisor.serving.calls.running)
         other = asyncio.ensure_future(submit(scheduler, encoding(1), far_deadline()))
         with pytest.raises(DeadlineExceeded):
             await hangs

@@ -115,7 +115,7 @@ async def test_close_ends_a_worker_that_hangs(directory):
     await executor.open()
     child = pid(executor)
     call = asyncio.ensure_future(ask(executor, SEIZE))
-    await until(lambda: executor.supervisor.serving._ticks_left)
+    await until(lambda: executor.supervisor.serving.calls.running)
 
     assert await executor.close(PATIENCE_S)
     assert not alive(child)

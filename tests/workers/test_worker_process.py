@@ -81,7 +81,7 @@ async def test_worker_answers_calls_one_after_another_on_a_connection(directory)
         worker.load()
         await worker.connect()
         for tag in range(3):
-            outcomes, engine_s, _ = await worker.run(0, [encoding(tag), encoding(9)], PATIENCE_S)
+            outcomes, engine_s, _ = await worker.calls.run(0, [encoding(tag), encoding(9)], PATIENCE_S)
 
             assert [one.tolist() for one in outcomes] == [row_of(tag).tolist(), row_of(9).tolist()]
             assert engine_s >= 0
@@ -95,7 +95,7 @@ async def test_loss_of_the_process_fails_its_call_and_is_reported_once(tag, time
         worker.load()
         await worker.connect()
         with pytest.raises(WorkerLost) as error:
-            await worker.run(0, [encoding(tag)], timeout_s)
+            await worker.calls.run(0, [encoding(tag)], timeout_s)
         worker.kill()
 
         assert error.value.suspect

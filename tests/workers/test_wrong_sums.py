@@ -84,7 +84,7 @@ async def test_wrong_sum_reported_before_the_process_is_killed_is_counted(direct
     async with opened(start(directory)) as executor:
         lost = executor.supervisor.serving
         call = executor.run(MODEL, [encoding(WRONG)], PATIENCE_S)
-        sockets = [one._transport.get_extra_info("socket") for one in lost._connections]
+        sockets = [one._transport.get_extra_info("socket") for one in lost.calls._connections]
         assert select.select(sockets, [], [], PATIENCE_S)[0]  # blocks the event loop, so the report is not read
         assert executor.kernel_faults == 0
         lost.kill()

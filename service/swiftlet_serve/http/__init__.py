@@ -6,7 +6,7 @@ A request passes these modules, from top to bottom:
    they are read. `request_parser` parses and validates the head.
 2. `gate`: `Gate.begin` finds the route in the `route_table`, and checks the API key, the rate limit, the deadline and
    the expected wait. A refused request gets its response here, and its body is not looked at.
-3. `connections`: `exchange` runs the request once its body is complete.
+3. `connections`: `connection` receives the body, and has the gate answer the request in an asyncio task.
 4. `gate`: `Gate.answer` calls the route. A route that runs a model is a `ModelEndpoint` of `endpoints`: it validates
    the body with `bodies` and calls `Pipeline.answer`, which encodes, submits to the dispatcher and decodes. The routes
    of `dialects` translate the protocols of other servers, and the pages run no model.

@@ -154,12 +154,11 @@ def _routes(
 ) -> Iterator[Route]:
     """Returns all routes. Of two with the same path, the first one counts."""
     for task in runtime.task_names:
-        own, body = task_translation(runtime, task), tasks.load(task).TASK.Request
-        translate = dialect_routes.with_dialects(runtime, f"/{task}", own, body, served_dialects)
+        foreign = dialect_routes.sharing(runtime, f"/{task}", tasks.load(task).TASK.Request, served_dialects)
         yield Route(
             "POST",
             f"/{task}",
-            ModelEndpoint(runtime, translate).respond,
+            ModelEndpoint(runtime, task_translation(runtime, task), foreign).respond,
             runs_model=True,
             reads_body=True,
             json_only=True,

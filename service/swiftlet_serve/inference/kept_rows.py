@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from hashlib import blake2b
 from typing import Final
 
 from swiftlet_models.encodings import Encoding
-from swiftlet_serve.inference.pipeline import Scheduler
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from swiftlet_serve.types import Deadline, Priority, Row
 
@@ -18,16 +17,19 @@ MAX_BYTES: Final = 8 << 20
 ENTRY_BYTES: Final = 200
 """What finds a row, and Python's share of the row itself."""
 
+Submit = Callable[[Sequence[Encoding], Deadline, Priority, RequestRecord | None], Sequence[Awaitable[Row]]]
+
 
 class KeptRows:
-    """A `pipeline.Scheduler` in front of another one, of the same version of a model.
+    """The rows of one version of a model.
 
     A sequence that is marked as `kept` is computed once, until its row was not used for so long that others took its
     space. The digest of its tokens finds it: no text is kept.
     """
 
-    def __init__(self, scheduler: Scheduler, max_bytes: int = MAX_BYTES) -> None:
-        self._scheduler = scheduler
+    def __init__(self, submit: Submit, max_bytes: int = MAX_BYTES) -> None:
+        """`submit` computes the rows that are not kept, as `pipeline.Scheduler.submit`."""
+        self._submit = submit
         self._max_bytes = max_bytes
         self._rows: OrderedDict[bytes, Row] = OrderedDict()  # those that were used last come last
         self._bytes = 0
@@ -35,12 +37,11 @@ class KeptRows:
     def submit(
         self, encodings: Sequence[Encoding], deadline: Deadline, priority: Priority, record: RequestRecord | None
     ) -> Sequence[Awaitable[Row]]:
-        if not any(encoding.kept for encoding in encodings):
-            return self._scheduler.submit(encodings, deadline, priority, record)
+        """Returns the rows that are kept, and submits the other sequences, with the arguments of `Submit`."""
         digests = [_digest(encoding) if encoding.kept else None for encoding in encodings]
         found = [None if digest is None else self._rows.get(digest) for digest in digests]
         missing = [encoding for encoding, row in zip(encodings, found, strict=True) if row is None]
-        submitted = iter(self._scheduler.submit(missing, deadline, priority, record))
+        submitted = iter(self._submit(missing, deadline, priority, record))
         if record is not None:
             record.kept_tokens = sum(len(encoding.input_ids) for encoding in encodings)
             record.kept_tokens -= sum(len(encoding.input_ids) for encoding in missing)
@@ -54,9 +55,6 @@ class KeptRows:
                 self._rows.move_to_end(digest)
                 rows.append(_done(row))
         return rows
-
-    def minimum_s(self, lengths: Sequence[int]) -> float:
-        return self._scheduler.minimum_s(lengths)
 
     async def _compute(self, digest: bytes, row: Awaitable[Row]) -> Row:
         computed = await row

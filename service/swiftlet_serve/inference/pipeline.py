@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from swiftlet_models.encodings import Encoding
 from swiftlet_serve.errors import DeadlineExceeded, FieldError, Internal, NotFound, Unavailable, Unprocessable
 from swiftlet_serve.inference import partial_results
+from swiftlet_serve.inference.kept_rows import KeptRows
 from swiftlet_serve.inference.loading import OpenModel
 from swiftlet_serve.inference.partial_results import Input
 from swiftlet_serve.inference.task_timer import TaskTimer
@@ -100,6 +101,8 @@ class Pipeline:
         key: str | None = None,
         version: int | None = None,
         head: int = 0,
+        *,
+        keeps_rows: bool = False,
     ) -> None:
         """Creates the pipeline of a model.
 
@@ -111,10 +114,13 @@ class Pipeline:
             key: the name under which the dispatcher knows the model. None: its own.
             version: its version in the model repository. None: it is from no repository.
             head: its head, if the dispatcher knows several models under the key, which share a trunk.
+            keeps_rows: whether the rows of sequences that are marked as `kept` are kept for later requests.
         """
         self.model = model
+        self.name = model.manifest.name
         self._scheduler = scheduler
-        self.key = key or model.manifest.name
+        self._kept_rows = KeptRows(scheduler.submit) if keeps_rows else None
+        self.key = key or self.name
         self.version = version
         self.head = head
         self._state = _VersionState()
@@ -122,6 +128,7 @@ class Pipeline:
         self._others: dict[str, Pipeline] = {}  # by task
         self._threads = threads
         self._settings = settings
+        self._longest_s = settings.longest_s
         self._timer = TaskTimer()
 
     def for_task(self, name: str) -> Pipeline:
@@ -185,7 +192,7 @@ class Pipeline:
                     sequences += [sequence for input_ in inputs for sequence in input_.encodings]
                     lengths = [len(sequence.input_ids) for sequence in sequences]
                     check_size(self.model.task, sequences, self._settings.max_queued_tokens)
-                    check_duration(lengths, self._scheduler.minimum_s, self._settings.longest_s)
+                    check_duration(lengths, self._scheduler.minimum_s, self._longest_s)
                 finally:
                     if together is not None:
                         together.arrive()
@@ -195,7 +202,9 @@ class Pipeline:
                 if together is not None:
                     await together.wait()
                 read = [replace(sequence, head=self.head) for sequence in sequences] if self.head else sequences
-                rows = self._scheduler.submit(read, deadline, priority, record)
+                kept_rows = self._kept_rows if any(sequence.kept for sequence in read) else None
+                submit = self._scheduler.submit if kept_rows is None else kept_rows.submit
+                rows = submit(read, deadline, priority, record)
                 outcomes = await _gather(rows, () if len(inputs) == 1 else Internal)
                 return await self._decode(inputs, sequences, outcomes, record)
         except (DeadlineExceeded, Unavailable):

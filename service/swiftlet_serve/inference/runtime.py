@@ -12,7 +12,6 @@ from typing import NamedTuple
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError, draining, engine_unavailable
 from swiftlet_serve.inference.catalog import DEFAULT, Catalog, ModelLoading, ServedVersions
-from swiftlet_serve.inference.kept_rows import KeptRows
 from swiftlet_serve.inference.loading import OpenModel
 from swiftlet_serve.inference.pipeline import Pipeline, Scheduler
 from swiftlet_serve.scheduling.admission import AdmissionController
@@ -80,8 +79,8 @@ class Runtime(ABC):
     def _make_pipeline(self, model: OpenModel, place: Place) -> Pipeline:
         name = model.manifest.name
         self.stats.add_model(name, model.manifest.task, place.version)
-        scheduler = KeptRows(self._make_scheduler(name, place.key))
-        return Pipeline(model, scheduler, self._threads, self.settings, *place)
+        scheduler = self._make_scheduler(name, place.key)
+        return Pipeline(model, scheduler, self._threads, self.settings, *place, keeps_rows=True)
 
     @abstractmethod
     def _make_scheduler(self, name: str, key: str) -> Scheduler:
@@ -150,11 +149,6 @@ class Runtime(ABC):
     def draining(self) -> bool:
         """Whether every request is refused."""
         return self.admission.closed
-
-    def check_open(self) -> None:
-        """Raises Unavailable if every request is refused."""
-        if self.draining:
-            raise draining()
 
     def check_ready(self) -> None:
         """Raises Unavailable if new clients should use another server."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -11,13 +13,13 @@ from swiftlet_serve import extras
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.telemetry import access_log
 from swiftlet_serve.telemetry.request_record import RequestRecord
-from swiftlet_serve.telemetry.truncation_log import TruncationLog
 
 if TYPE_CHECKING:
     from swiftlet_serve.telemetry.tracing import Tracer
 
 log = logging.getLogger(__name__)
 
+TRUNCATION_LOG_S: Final = 60.0
 OTLP_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
@@ -69,3 +71,25 @@ def _create_tracer(endpoint: str | None, version: str) -> Tracer | None:
         log.warning("Tracing is disabled. %s", message)  # the variables may be meant for another program
         return None
     return Tracer.over_http(endpoint, version)
+
+
+class TruncationLog:
+    """A log line about cut texts, at most every `TRUNCATION_LOG_S`. The metric of cut texts counts all of them.
+
+    Counts the cut texts of each model since the last line. Each process of a server has its own.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._logged = -math.inf  # when the last line was written
+
+    def observe(self, record: RequestRecord) -> None:
+        """Counts the cut texts of a finished request, and writes the line if it is due."""
+        if not record.accepted or not record.truncated:
+            return
+        self._counts[record.model] += len(record.truncated)
+        if record.ended - self._logged >= TRUNCATION_LOG_S:
+            counts = ", ".join(f"{count} by {model}" for model, count in sorted(self._counts.items()))
+            log.warning("texts cut to the model's limit of tokens: %s; X-Truncated tells the clients", counts)
+            self._counts.clear()
+            self._logged = record.ended

@@ -2,15 +2,17 @@
 
     scheduling ─▶ ProcessExecutor ─▶ Supervisor ─▶ WorkerProcess ═ sockets ═ worker_main ─▶ EngineModel ─▶ Engine
                         │                                │                   one thread for each connection
-                  CircuitBreaker                 WorkerConnection × (cores + 1)
+                  CircuitBreaker                    WorkerCalls
 
 `thread_executor`, `process_executor`, `device_executor`
     The implementations of `types.Executor`. The scheduler sees nothing else of this package. A `DeviceExecutor` has a
     `ProcessExecutor` for each GPU.
 `supervisor`
     Starts worker processes, keeps a spare and replaces a process that was lost.
-`worker_process`, `worker_connection`
-    The parent's side of one worker process: start, load, send batches, enforce time limits, kill.
+`worker_process`
+    The parent's side of one worker process: start, load models, receive reports, kill.
+`worker_calls`
+    The calls that run in one worker process: send batches, receive results, enforce time limits.
 `worker_main`
     The worker's side: the process's entry point.
 `messages`

@@ -141,7 +141,7 @@ class ProcessExecutor:
     def _run_on(
         self, process: WorkerProcess, model: str, encodings: Sequence[Encoding], timeout_s: float
     ) -> asyncio.Future[BatchResult]:
-        call = process.run(self._models[model].index, encodings, timeout_s)
+        call = process.calls.run(self._models[model].index, encodings, timeout_s)
         call.add_done_callback(partial(self._on_call_end, model, timeout_s))
         return call
 
@@ -166,7 +166,7 @@ class ProcessExecutor:
             golden_input = Encoding(*(np.array(numbers, np.int64) for numbers in report.probe))
             if (process := self.supervisor.serving) is not None:
                 with suppress(WorkerLost):
-                    result = await process.run(report.index, [golden_input], timeout_s)
+                    result = await process.calls.run(report.index, [golden_input], timeout_s)
                     good = not isinstance(result.outcomes[0], Internal)
                 if self._breaker.record_probe(good):
                     log.error("replacing worker process %d: its engine fails on a golden input", process.pid)

@@ -1,17 +1,10 @@
-"""The parent's side of one worker process: starts it, sends batches, enforces time limits and kills it.
-
-    WorkerProcess ─▶ WorkerConnection, one per core ═══ socket pair ═══ a thread of the worker process ─▶ Engine
-
-`messages` describes the messages.
-"""
+"""The parent's side of one worker process: starts it, has it load models, receives its reports and kills it."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import logging
-import math
 import os
 import signal
 import socket
@@ -22,18 +15,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from swiftlet_models.artifact import ArtifactError
-from swiftlet_models.encodings import Encoding
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.machine import memory
 from swiftlet_serve.machine.child_process import ChildProcess, exit_text
-from swiftlet_serve.types import EARLIER_WRONG_SUMS, BatchResult
-from swiftlet_serve.workers import messages
-from swiftlet_serve.workers.worker_connection import WorkerConnection
+from swiftlet_serve.types import EARLIER_WRONG_SUMS
+from swiftlet_serve.workers.worker_calls import WorkerCalls, WorkerConnection
 from swiftlet_serve.workers.worker_main import ModelReport, WorkerConfig
 
 log = logging.getLogger(__name__)
 
-TICK_S: Final = 0.05  # resolution of the time limits of calls
 LOAD_TIMEOUT_S: Final = 300.0
 LOST_WHILE_LOADING: Final = "The worker process ended while it loaded the model. The log has its exit status."
 
@@ -78,11 +68,7 @@ class WorkerProcess(ChildProcess):
         self._loop: asyncio.AbstractEventLoop | None = None  # while it watches for reports
         self._on_lost = on_lost
         self._lost = False
-        self._call_ids = itertools.count()
-        self._connections: list[WorkerConnection] = []
-        self._idle: list[WorkerConnection] = []
-        self._ticks_left: dict[WorkerConnection, int] = {}  # until the connection's call is overdue
-        self._ticking = False
+        self.calls = WorkerCalls(self._on_failure, self._on_overdue)
         self._control, control = socket.socketpair()
         # The service runs `size` calls at a time. One more connection is for the probe of the circuit breaker.
         pairs = [socket.socketpair() for _ in range(size + 1)]
@@ -135,11 +121,7 @@ class WorkerProcess(ChildProcess):
         """
         loop = asyncio.get_running_loop()
         while self._sockets and not self._lost:
-            _, connection = await loop.create_unix_connection(
-                lambda: WorkerConnection(self._on_result, self._on_failure), sock=self._sockets.pop()
-            )
-            self._connections.append(connection)
-            self._idle.append(connection)
+            await self.calls.connect(self._sockets.pop())
         if self._lost:
             raise SetupError("The worker process ended after the models were loaded. The log has its exit status.")
         self._control.setblocking(False)
@@ -176,21 +158,6 @@ class WorkerProcess(ChildProcess):
             self._unloading.add(index)
             self._send_command({"unload": index})
 
-    def run(self, model: int, encodings: Sequence[Encoding], timeout_s: float) -> asyncio.Future[BatchResult]:
-        """Sends a batch over an idle connection. Requires at least one idle connection.
-
-        The future fails with `WorkerLost` if the process dies, is killed, exceeds the time limit or sends an invalid
-        result.
-        """
-        id_ = next(self._call_ids)
-        message = messages.pack_call(id_, model, encodings)
-        connection = self._idle.pop()
-        self._ticks_left[connection] = math.ceil(timeout_s / TICK_S) + 1  # the current tick may be almost over
-        if not self._ticking:
-            self._ticking = True
-            asyncio.get_running_loop().call_later(TICK_S, self._tick)
-        return connection.send(message, id_, len(encodings))
-
     def kill(self, suspects: Collection[WorkerConnection] = ()) -> None:
         """Kills the process. Running calls fail with `WorkerLost`, as suspects on the connections named."""
         if self._lost:
@@ -199,9 +166,7 @@ class WorkerProcess(ChildProcess):
         super().kill()
         self._receive_reports()  # that it sent before it was lost
         self._stop_watching()
-        self._ticks_left.clear()
-        for connection in self._connections:
-            connection.abort(suspect=connection in suspects)
+        self.calls.abort(suspects)
         if self._loading is not None and not self._loading[1].done():
             self._loading[1].set_exception(SetupError(LOST_WHILE_LOADING))
         self._disconnect()
@@ -215,15 +180,15 @@ class WorkerProcess(ChildProcess):
         self._kernel_faults_taken += new
         return new
 
-    def _on_result(self, connection: WorkerConnection) -> None:
-        del self._ticks_left[connection]
-        self._idle.append(connection)
-
     def _on_failure(self) -> None:
         """Handles a dead process and an invalid result. Every running call may have been the cause."""
         if not self._lost:
-            log.error("worker process %d died during %d calls", self.pid, len(self._ticks_left))
-            self.kill(suspects=set(self._ticks_left))
+            log.error("worker process %d died during %d calls", self.pid, len(self.calls.running))
+            self.kill(suspects=self.calls.running)
+
+    def _on_overdue(self, calls: Collection[WorkerConnection]) -> None:
+        log.error("killing worker process %d: %d calls exceeded their time limit", self.pid, len(calls))
+        self.kill(calls)
 
     def _send_command(self, command: Mapping[str, object]) -> None:
         try:
@@ -276,21 +241,6 @@ class WorkerProcess(ChildProcess):
         if self._loop is not None:
             self._loop.remove_reader(self._control)
             self._loop = None
-
-    def _tick(self) -> None:
-        """Advances the time limits of all running calls by one tick.
-
-        Counted ticks, unlike a clock, do not advance while this process or the machine is suspended.
-        """
-        self._ticking = False
-        for connection in self._ticks_left:
-            self._ticks_left[connection] -= 1
-        if overdue := {connection for connection, ticks in self._ticks_left.items() if ticks < 0}:
-            log.error("killing worker process %d: %d calls exceeded their time limit", self.pid, len(overdue))
-            self.kill(overdue)
-        elif self._ticks_left:
-            self._ticking = True
-            asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def _disconnect(self) -> None:
         for end in (self._control, *self._sockets):

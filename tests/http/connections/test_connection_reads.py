@@ -79,7 +79,7 @@ async def test_connection_leaves_bytes_behind_a_deferred_read_in_the_kernel():
         await until_unread(service)
         (connection,) = service.table.connections
         client.send(HOST + b"Content-Length: 8000000\r\n\r\n" + b"a" * 8_000_000)
-        await until(lambda: connection.flow.is_read_paused)
+        await until(lambda: connection.is_read_paused)
         await until_stable(lambda: len(connection.unread))
         assert len(connection.unread) < 1_000_000
         clock.resume()
@@ -120,7 +120,7 @@ async def test_connection_cancels_its_deferred_read_on_disconnect():
         await until_unread(service)
         client.writer.close()
         await service.until_settled()
-        assert not service.table.read_scheduler.has_backlog
+        assert not service.table.read_scheduler.has_backlog()
         clock.resume()
         await service.idle_client()
         assert len(service.gate.requests) == 1

@@ -9,7 +9,6 @@ from starlette.responses import Response
 
 from swiftlet_serve.http.app import create_app
 from swiftlet_serve.http.connections.connection import Connection
-from swiftlet_serve.http.connections.exchange import Exchange
 from swiftlet_serve.http.gate.request import Head, Request
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
@@ -125,7 +124,7 @@ def test_connection_leaves_no_reference_cycles(artifact_dir):
         run(scenario())
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
-        kinds = Connection | RequestRecord | Request | Exchange
+        kinds = Connection | RequestRecord | Request
         left = [type(one) for one in gc.garbage if isinstance(one, kinds)]
     finally:
         gc.set_debug(0)

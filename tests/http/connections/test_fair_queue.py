@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.http.connections.fair_queue import FAIR_EVERY, FairQueue, Turns
+from swiftlet_serve.http.connections.read_scheduler import FAIR_EVERY, FairQueue, Turns
 
 STALE_S = 0.1
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.http.connections.fair_queue import FAIR_EVERY
 from swiftlet_serve.http.connections.read_scheduler import (
     BUDGET_S,
     CROWDED_S,
+    FAIR_EVERY,
     REST,
     REST_AFTER_S,
     STALE_S,
@@ -35,6 +35,11 @@ class Recorder:
 
     def reader(self, number: int, takes_s: float = 0.0, error: Exception | None = None) -> Reader:
         return Reader(self, number, takes_s, error)
+
+    def schedule(self, reader: Reader) -> None:
+        """Reads now if the scheduler gives a turn, as a connection does."""
+        if self.scheduler.request_turn(reader):
+            reader.read()
 
 
 class Reader:
@@ -57,7 +62,7 @@ def run(scenario: Callable[[Recorder], Any]) -> Recorder:
 
     async def main() -> None:
         scenario(recorder)
-        while recorder.scheduler.has_backlog:
+        while recorder.scheduler.has_backlog():
             recorder.iteration += 1
             await asyncio.sleep(0)
 
@@ -68,9 +73,9 @@ def run(scenario: Callable[[Recorder], Any]) -> Recorder:
 def test_scheduler_defers_reads_beyond_the_budget():
     def scenario(recorder: Recorder) -> None:
         for number in range(7):
-            recorder.scheduler.schedule(recorder.reader(number, BUDGET_S / 2))
+            recorder.schedule(recorder.reader(number, BUDGET_S / 2))
         assert recorder.read == [0, 1]
-        assert recorder.scheduler.has_backlog
+        assert recorder.scheduler.has_backlog()
 
     recorder = run(scenario)
 
@@ -83,7 +88,7 @@ def test_scheduler_gives_each_iteration_a_new_budget():
 
     async def main() -> None:
         for number in range(5):
-            recorder.scheduler.schedule(recorder.reader(number, BUDGET_S))
+            recorder.schedule(recorder.reader(number, BUDGET_S))
             await asyncio.sleep(0)
             assert recorder.read == list(range(number + 1))
 
@@ -92,41 +97,41 @@ def test_scheduler_gives_each_iteration_a_new_budget():
 
 def test_scheduler_runs_the_oldest_read_first():
     def scenario(recorder: Recorder) -> None:
-        recorder.scheduler.schedule(recorder.reader(0, BUDGET_S))
-        recorder.scheduler.schedule(recorder.reader(1))
+        recorder.schedule(recorder.reader(0, BUDGET_S))
+        recorder.schedule(recorder.reader(1))
         recorder.now = 2 * BUDGET_S  # as if this iteration had just begun
-        recorder.scheduler.schedule(recorder.reader(2))
+        recorder.schedule(recorder.reader(2))
 
     assert run(scenario).read == [0, 1, 2]
 
 
 def test_scheduler_runs_the_newest_read_first_when_reads_are_stale():
     def scenario(recorder: Recorder) -> None:
-        recorder.scheduler.schedule(recorder.reader(0, BUDGET_S))
+        recorder.schedule(recorder.reader(0, BUDGET_S))
         for number in range(1, 4):
-            recorder.scheduler.schedule(recorder.reader(number))
+            recorder.schedule(recorder.reader(number))
         recorder.now += 2 * STALE_S
-        recorder.scheduler.schedule(recorder.reader(4))
+        recorder.schedule(recorder.reader(4))
 
     assert run(scenario).read == [0, 4, 3, 2, 1]
 
 
 def test_scheduler_keeps_the_place_of_a_rescheduled_reader():
     def scenario(recorder: Recorder) -> None:
-        recorder.scheduler.schedule(recorder.reader(0, BUDGET_S))
+        recorder.schedule(recorder.reader(0, BUDGET_S))
         first, second = recorder.reader(1), recorder.reader(2)
         for reader in (first, second, first):
-            recorder.scheduler.schedule(reader)
+            recorder.schedule(reader)
 
     assert run(scenario).read == [0, 1, 2]
 
 
 def test_scheduler_skips_cancelled_readers():
     def scenario(recorder: Recorder) -> None:
-        recorder.scheduler.schedule(recorder.reader(0, BUDGET_S))
+        recorder.schedule(recorder.reader(0, BUDGET_S))
         gone = recorder.reader(1)
-        recorder.scheduler.schedule(gone)
-        recorder.scheduler.schedule(recorder.reader(2))
+        recorder.schedule(gone)
+        recorder.schedule(recorder.reader(2))
         recorder.scheduler.cancel(gone)
         recorder.scheduler.cancel(gone)
 
@@ -138,7 +143,7 @@ def test_scheduler_lets_other_callbacks_run_between_iterations():
 
     def scenario(recorder: Recorder) -> None:
         for number in range(3):
-            recorder.scheduler.schedule(recorder.reader(number, BUDGET_S))
+            recorder.schedule(recorder.reader(number, BUDGET_S))
         asyncio.get_running_loop().call_soon(lambda: seen.append(len(recorder.read)))
 
     run(scenario)
@@ -151,9 +156,9 @@ def test_scheduler_continues_after_a_failing_reader():
 
     def scenario(recorder: Recorder) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
-        recorder.scheduler.schedule(recorder.reader(0, BUDGET_S))
-        recorder.scheduler.schedule(recorder.reader(1, error=ZeroDivisionError()))
-        recorder.scheduler.schedule(recorder.reader(2))
+        recorder.schedule(recorder.reader(0, BUDGET_S))
+        recorder.schedule(recorder.reader(1, error=ZeroDivisionError()))
+        recorder.schedule(recorder.reader(2))
 
     assert run(scenario).read == [0, 1, 2]
     assert [type(error) for error in errors] == [ZeroDivisionError]
@@ -192,7 +197,7 @@ def test_scheduler_reads_each_reader_once_within_the_budget(steps):
                     reader.takes_s = seconds
                     expected[number] += 1
                 reader.has_bytes = True
-                recorder.scheduler.schedule(reader)
+                recorder.schedule(reader)
             elif step == "cancel" and reader.has_bytes:
                 reader.has_bytes = False
                 expected[number] -= 1
@@ -205,7 +210,7 @@ def test_scheduler_reads_each_reader_once_within_the_budget(steps):
                     recorder.iteration += 1
                     await asyncio.sleep(0)
                 recorder.iteration += 1
-        while recorder.scheduler.has_backlog:
+        while recorder.scheduler.has_backlog():
             recorder.iteration += 1
             await asyncio.sleep(0)
         assert not any(reader.has_bytes for reader in readers)
@@ -221,9 +226,9 @@ def test_scheduler_schedules_nothing_when_idle(count):
 
     async def main() -> None:
         for number in range(count):
-            recorder.scheduler.schedule(recorder.reader(number, BUDGET_S))
+            recorder.schedule(recorder.reader(number, BUDGET_S))
         loop = asyncio.get_running_loop()
-        while recorder.scheduler.has_backlog:
+        while recorder.scheduler.has_backlog():
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert not loop._ready  # only this coroutine is scheduled
@@ -281,9 +286,9 @@ def test_scheduler_reads_first_requests_while_it_rests_from_pages():
             await asyncio.sleep(0)
         recorder.scheduler.schedule_page(Page(recorder, 1, 0.0, None))
         recorder.scheduler.schedule_pipelined(recorder.reader(2))
-        recorder.scheduler.schedule(recorder.reader(3))
+        recorder.schedule(recorder.reader(3))
         assert recorder.read == [0, 3]
-        assert not recorder.scheduler.has_backlog
+        assert not recorder.scheduler.has_backlog()
         assert not recorder.scheduler.is_idle
         while len(recorder.read) < 4:
             await asyncio.sleep(0.001)  # the rest is a timer of the loop
@@ -297,10 +302,10 @@ def test_scheduler_serves_pages_while_first_requests_overload_it():
 
     async def main() -> None:
         for number in range(100):
-            recorder.scheduler.schedule(recorder.reader(number, BUDGET_S))
+            recorder.schedule(recorder.reader(number, BUDGET_S))
         recorder.scheduler.schedule_pipelined(recorder.reader(200))
         recorder.scheduler.schedule_page(Page(recorder, 100, 0.0, None))
-        while recorder.scheduler.has_backlog:
+        while recorder.scheduler.has_backlog():
             await asyncio.sleep(0)
 
     asyncio.run(main())
@@ -330,15 +335,15 @@ def test_scheduler_starves_no_reader_beside_those_that_come_again_at_once():
         def read(self) -> None:
             super().read()
             if len(recorder.read) < 5000:
-                self.recorder.scheduler.schedule(self)
+                self.recorder.schedule(self)
 
     async def main() -> None:
         for number in range(16):
-            recorder.scheduler.schedule(Greedy(recorder, number, BUDGET_S / 4, None))
+            recorder.schedule(Greedy(recorder, number, BUDGET_S / 4, None))
         for victim in range(16, 24):
             began = len(recorder.read)
             recorder.now += 2 * STALE_S
-            recorder.scheduler.schedule(recorder.reader(victim))
+            recorder.schedule(recorder.reader(victim))
             while victim not in recorder.read:
                 await asyncio.sleep(0)
             victim_turns.append(recorder.read.index(victim) - began)

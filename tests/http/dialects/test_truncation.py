@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from swiftlet_serve.telemetry.observers import TRUNCATION_LOG_S, TruncationLog
 from swiftlet_serve.telemetry.request_record import RequestRecord
-from swiftlet_serve.telemetry.truncation_log import INTERVAL_S, TruncationLog
 from tests.support.artifacts import MAX_TOKENS
 from tests.support.hostile_dialects import tensor
 
@@ -164,9 +164,9 @@ def test_log_has_at_most_one_line_a_minute(caplog):
         (1.0, "one", 3, True),
         (2.0, "two", 1, True),
         (3.0, "two", 0, True),
-        (INTERVAL_S - 1, "one", 1, False),
-        (INTERVAL_S, "one", 1, True),
-        (INTERVAL_S + 1, "one", 1, True),
+        (TRUNCATION_LOG_S - 1, "one", 1, False),
+        (TRUNCATION_LOG_S, "one", 1, True),
+        (TRUNCATION_LOG_S + 1, "one", 1, True),
     ):
         record = RequestRecord(model=model, truncated=("/inputs",) * texts, ended=second, accepted=accepted)
         observe(record)

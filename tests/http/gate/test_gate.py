@@ -36,10 +36,7 @@ class BusyRuntime:
         self.stats = RequestStats({})
         self.wait_s = wait_s
         self.rate_limiter = None
-        self.leaving = False
-
-    def check_open(self) -> None:
-        pass
+        self.leaving = self.closed = False
 
     @property
     def admission(self) -> BusyRuntime:

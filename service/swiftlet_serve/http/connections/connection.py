@@ -1,7 +1,7 @@
 """A client's HTTP/1.1 connection, with limits on everything that it holds and on the time it takes.
 
 Limits apply to every wait, to the sizes of heads and bodies and to the requests of a client in progress. Idle
-connections lock nobody out. The gate runs each request in an `Exchange`.
+connections lock nobody out. The gate answers each request in an asyncio task.
 
 A connection is in one phase at a time:
 
@@ -39,11 +39,9 @@ from swiftlet_serve.errors import (
     log_exception,
 )
 from swiftlet_serve.http.connections.connection_table import ConnectionTable, Verdict
-from swiftlet_serve.http.connections.exchange import Exchange, FlowControl
-from swiftlet_serve.http.connections.fair_queue import Reader
 from swiftlet_serve.http.connections.request_parser import RequestParser
 from swiftlet_serve.http.gate.proxies import client_of, is_trusted
-from swiftlet_serve.http.gate.request import Head
+from swiftlet_serve.http.gate.request import Head, Request
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +63,9 @@ HANDSHAKE, IDLE, HEAD, BODY, RESPONSE, CLOSING = Phase  # faster to look up than
 
 
 class Connection(asyncio.Protocol):
-    """One client's connection. Implements `asyncio.Protocol` and the callbacks of `RequestParser`."""
+    """One client's connection. Uses a `RequestParser` and its turns of the `ReadScheduler`."""
 
     transport: asyncio.Transport
-    flow: FlowControl
 
     def __init__(self, table: ConnectionTable) -> None:
         self.address = ""  # of the client, as limits count it
@@ -77,8 +74,13 @@ class Connection(asyncio.Protocol):
         self.phase = IDLE
         self.unread = b""  # received during the response to an earlier request, or before this connection's turn
         self._offset = 0  # of the first unread byte
-        self._exchange: Exchange | None = None  # the current request, until its response is sent
+        self._request: Request | None = None  # the current one that the gate has let in, until its response is sent
+        self._task: asyncio.Task[None] | None = None  # that answers it
+        self._is_answering = False  # whether the task has begun, and thus finishes the request's record
         self._waits_for_turn = False  # whether the current request starts with this connection's next turn
+        self.is_read_paused = False  # whether the kernel keeps what the client sends
+        self._may_write = asyncio.Event()  # cleared while the client must read before more is written
+        self._may_write.set()
         self._keep_alive = True  # whether the connection stays open after the current response
         self._is_used = False  # whether a head has arrived
         self._verdict: Verdict | None = None  # None until the connection is in the table
@@ -127,8 +129,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # asyncio's own is wider
         self.transport = transport
-        self.flow = FlowControl(transport)
-        self._parser = RequestParser(self._limits, self)  # not before, as a failed handshake breaks no cycles
+        self._parser = RequestParser(self._limits)  # not before, as a failed handshake breaks no cycles
         self._peer = client_address(transport)
         self._socket = transport.get_extra_info("socket")
         if self._verdict is None:
@@ -149,26 +150,25 @@ class Connection(asyncio.Protocol):
         self.client = object() if self.is_proxy else self.address
 
     def pause_writing(self) -> None:
-        self.flow.pause_writing()
+        self._may_write.clear()
         self._write_deadline = self._loop.time() + self._limits.write_timeout_s
 
     def resume_writing(self) -> None:
-        self.flow.resume_writing()
+        self._may_write.set()
         self._write_deadline = math.inf
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.phase = CLOSING
         self._table.remove(self)
-        if self._exchange is not None:
-            self._exchange.disconnect()
-        self.flow.resume_writing()
+        self._drop_request()
+        self._may_write.set()
         if exc is None:
             self.transport.close()
         if self._timer is not None:
             self._timer.cancel()
         # Breaks the reference cycles, which spares the garbage collector the work.
         self._parser.close()
-        self._timer = self._exchange = self._parser = None  # type: ignore[assignment]
+        self._timer = self._task = self._parser = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         """Schedules the read of a head. The rest of an admitted request is read at once."""
@@ -178,32 +178,39 @@ class Connection(asyncio.Protocol):
             self._parse(data, 0)
         elif self.phase is not CLOSING:
             self.unread, self._offset = data, 0
-            self._schedule(self._table.read_scheduler.schedule)
+            self._note_arrival()
+            if self._table.read_scheduler.request_turn(self):
+                self.read()
+            else:
+                self._table.waiting.pop(self, None)  # it waits for the server, and cannot be evicted
 
     def read(self) -> None:
         """Uses this connection's turn: starts the request that waits for it, or parses the unread bytes."""
-        if self._waits_for_turn and self._exchange is not None:
+        if self._waits_for_turn and self._request is not None:
             self._waits_for_turn = False
-            self._exchange.start()
+            self._create_task(self._request)
             return
         data, self.unread = self.unread, b""
-        self.flow.resume_reading()
+        self._resume_reading()
         self._parse(data, self._offset)
 
     # Receiving
 
-    def _schedule(self, schedule: Callable[[Reader], None]) -> None:
-        """Schedules the read of the unread bytes."""
+    def _note_arrival(self) -> None:
         self._lag_s = kernel_wait_s(self._socket)
         self._last_received = time.monotonic() - self._lag_s  # the loop's clock is fixed during an iteration
-        schedule(self)
-        if self.unread:
-            self._table.waiting.pop(self, None)  # it waits for the server, and cannot be evicted
 
     def _keep(self, data: bytes, start: int) -> None:
         """Keeps the bytes behind the current request. The kernel keeps those that follow."""
         self.unread, self._offset = data, start
-        self.flow.pause_reading()
+        if not self.is_read_paused:
+            self.is_read_paused = True
+            self.transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self.is_read_paused:
+            self.is_read_paused = False
+            self.transport.resume_reading()
 
     def _parse(self, data: bytes, start: int) -> None:
         """Parses the current request. Bytes behind it wait until its response is complete and for the next turn."""
@@ -224,14 +231,29 @@ class Connection(asyncio.Protocol):
             self._proceed()
 
     def _parse_part(self, data: bytes, start: int) -> int:
-        return self._parser.feed_body(data, start) if self.phase is BODY else self._parse_head(data, start)
+        """Parses the rest of the current head, or of its body, that `data[start:]` holds. Returns its end."""
+        parser = self._parser
+        if self.phase is BODY:
+            try:
+                end = parser.feed_body(data, start)
+            finally:  # what comes before malformed framing may be too large
+                self._receive_body(parser.take_body())
+        else:
+            end = self._parse_head(data, start)
+            if parser.has_head:
+                self._begin_request()
+        if parser.is_complete and self.phase is BODY:  # and no response was the last one
+            self._start_request()
+        return end
 
     def _proceed(self) -> None:
         """Schedules the next request if it was pipelined, and otherwise lets the kernel deliver it."""
         if not self.unread:
-            self.flow.resume_reading()
+            self._resume_reading()
         elif self.phase is IDLE:
-            self._schedule(self._table.read_scheduler.schedule_pipelined)
+            self._note_arrival()
+            self._table.read_scheduler.schedule_pipelined(self)
+            self._table.waiting.pop(self, None)  # as above
 
     def _parse_head(self, data: bytes, start: int) -> int:
         if self.phase is IDLE:
@@ -243,9 +265,7 @@ class Connection(asyncio.Protocol):
         self._table.waiting[self] = None
         return self._parser.feed_head(data, start)
 
-    # Callbacks of the parser
-
-    def head_received(self) -> None:
+    def _begin_request(self) -> None:
         """Passes the request to the gate, and sends its refusal if there is one."""
         parser, gate = self._parser, self._table.gate
         self._is_used, self._is_head_request = True, parser.method == b"HEAD"
@@ -258,29 +278,28 @@ class Connection(asyncio.Protocol):
         if isinstance(begun, Response):
             if waits:
                 self._keep_alive = False  # the client may send the body or leave it out
-            self.send_response(begun)
+            self._send_response(begun)
             return
-        self._exchange = Exchange(self, gate, begun, self._table.tasks)
+        self._request, self._task, self._is_answering = begun, None, False
         if waits:
             self.transport.write(CONTINUE)
 
-    def body_received(self, data: bytes) -> None:
-        if self._exchange is not None:
+    def _receive_body(self, data: bytes) -> None:
+        if self._request is not None:
             try:
-                self._exchange.request.receive(data)
+                self._request.receive(data)
             except SwiftletError as error:
-                self.send_response(self._table.gate.fail(self._exchange.request, error))
+                self._send_response(self._table.gate.fail(self._request, error))
 
-    def request_received(self) -> None:
-        if self.phase is CLOSING:  # the response to the head or to a part of the body was the last one
-            return
-        if self._exchange is None:
+    def _start_request(self) -> None:
+        """Answers the complete request. A page waits for its turn."""
+        if self._request is None:  # it was refused
             self._become_idle()
             return
         self.phase = RESPONSE
         self._deadline = math.inf  # the request has its own deadline
-        if self._exchange.request.route.runs_model:
-            self._exchange.start()
+        if self._request.route.runs_model:
+            self._create_task(self._request)
         else:
             self._waits_for_turn = True
             self._table.read_scheduler.schedule_page(self)
@@ -300,9 +319,33 @@ class Connection(asyncio.Protocol):
 
     # Responding
 
-    def send_response(self, response: Response) -> None:
+    def _create_task(self, request: Request) -> None:
+        self._task = self._loop.create_task(self._answer(request))
+        self._table.tasks.add(self._task)
+        self._task.add_done_callback(self._table.tasks.discard)
+
+    async def _answer(self, request: Request) -> None:
+        self._is_answering = True
+        response = await self._table.gate.answer(request)
+        if not self._may_write.is_set():
+            await self._may_write.wait()
+        if response is not None and not request.is_disconnected:
+            self._send_response(response)
+
+    def _drop_request(self) -> None:
+        """Notes that the current request, if there is one, can have no response any more."""
+        request, self._request = self._request, None
+        if request is None:
+            return
+        request.is_disconnected = True
+        if self._task is not None:
+            self._task.cancel()
+        if not self._is_answering:  # a task that is cancelled before its first step never runs
+            self._table.gate.abandon(request)
+
+    def _send_response(self, response: Response) -> None:
         """Sends the response to the current request. If its body is incomplete, the rest is discarded."""
-        self._exchange = None
+        self._request = None
         keep_alive = self._keep_alive
         if CLOSE in response.raw_headers:
             keep_alive = False
@@ -332,12 +375,11 @@ class Connection(asyncio.Protocol):
         if self.phase is CLOSING:  # its last response is sent, and the rest of the body is malformed
             return
         if self.phase is BODY:
-            if self._exchange is None:
+            if self._request is None:
                 self._table.log_refusal(error, self._loop.time())
                 self.transport.abort()  # a second response must not follow
                 return
-            self._exchange.disconnect()
-            self._exchange = None
+            self._drop_request()
         self._table.log_refusal(error, self._loop.time())
         response = self._table.gate.refuse_unread(error, uuid.uuid4().hex)
         response.raw_headers.append(CLOSE)
@@ -360,7 +402,7 @@ class Connection(asyncio.Protocol):
         """
         if self.phase in (HANDSHAKE, IDLE):
             return unused_too or self._is_used
-        return self.phase is BODY and self._exchange is None
+        return self.phase is BODY and self._request is None
 
     def shutdown(self) -> None:
         """Closes the connection once its current request is answered. Closes an idle one at once."""
@@ -404,7 +446,7 @@ class Connection(asyncio.Protocol):
         self._table.read_scheduler.cancel(self)
         if lingering and self.transport.can_write_eof() and not self.transport.is_closing():
             self._set_deadline(self._loop.time() + self._limits.linger_timeout_s)
-            self.flow.resume_reading()
+            self._resume_reading()
             self.transport.write_eof()
         else:
             self._set_deadline(self._loop.time() + self._limits.write_timeout_s)

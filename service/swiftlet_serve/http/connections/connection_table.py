@@ -12,9 +12,8 @@ from collections.abc import Hashable
 from typing import Final, Protocol
 
 from swiftlet_serve.errors import SwiftletError
-from swiftlet_serve.http.connections.fair_queue import Reader
 from swiftlet_serve.http.connections.limits import ConnectionLimits
-from swiftlet_serve.http.connections.read_scheduler import ReadScheduler
+from swiftlet_serve.http.connections.read_scheduler import Reader, ReadScheduler
 from swiftlet_serve.http.gate.gate import Gate
 
 log = logging.getLogger(__name__)

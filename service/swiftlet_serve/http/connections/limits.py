@@ -1,9 +1,10 @@
-"""ConnectionLimits of a connection: sizes, timeouts and how many connections a server holds."""
+"""The limits of a connection: sizes, timeouts and how many connections a server holds."""
 
 from __future__ import annotations
 
 import resource
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 from swiftlet_serve.http.gate.proxies import Network
@@ -19,7 +20,7 @@ def default_max_connections() -> int:
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """ConnectionLimits of one server's connections. Receiving more bytes never extends a timeout."""
+    """The limits of one server's connections. Receiving more bytes never extends a timeout."""
 
     head_bytes: int = 16_384  # request line and headers
     headers: int = 64
@@ -32,16 +33,16 @@ class ConnectionLimits:
     connections: int = field(default_factory=default_max_connections)
     proxies: tuple[Network, ...] = ()  # addresses that may use all connections
 
-    @property
+    @cached_property
     def crowded_connections(self) -> int:
         """The number of open connections above which the limit per address applies."""
         return max(1, self.connections * 3 // 4)
 
-    @property
+    @cached_property
     def connections_per_address(self) -> int:
         """The number of connections that one address may hold on a crowded server."""
         return max(1, self.connections // 2)
 
-    @property
+    @cached_property
     def shortest_timeout_s(self) -> float:
         return min(self.head_timeout_s, self.request_timeout_s, self.write_timeout_s, self.idle_timeout_s)

@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import replace
 from email.utils import formatdate
+from functools import partial
 from typing import Final
 
 from swiftlet_serve.http.connections.connection import Connection
@@ -114,7 +115,7 @@ class Port:
             connection.end(at_once=True)
 
     def _accept(self, listener: Listener) -> None:
-        listener.open(lambda: Connection(self._table), lambda: self._table.read_scheduler.has_backlog)
+        listener.open(partial(Connection, self._table), self._table.read_scheduler.has_backlog)
 
     def _tick(self) -> None:
         """Updates the date and, after many connections, returns memory to the system. The allocator would keep it."""

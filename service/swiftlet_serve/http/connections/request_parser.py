@@ -8,9 +8,9 @@ the checks of the request's line and headers, and a cut of the input before the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any, Final, Protocol
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final
 
 import httptools
 
@@ -82,48 +82,25 @@ END: Final = b"\r\n\r\n"
 PIECE_BYTES: Final = 256  # of a chunked body, within which the parser does not tell framing from content
 
 
-class RequestHandler(Protocol):
-    """Receives the events of a `RequestParser`. The head is in the parser's attributes."""
+class RequestParser:
+    """Parses one request after another. The attributes describe what has arrived of the current one.
 
-    def head_received(self) -> None: ...
-    def body_received(self, data: bytes) -> None: ...
-    def request_received(self) -> None: ...
-
-
-def _callback(method: Callable[..., None]) -> Callable[..., None]:
-    """Makes a callback of httptools keep its error for `RequestParser._feed`.
-
-    httptools raises its own error instead. The context of that error is the callback's only if no other exception is
-    being handled.
+    The methods `on_…` are the callbacks of httptools.
     """
 
-    @wraps(method)
-    def call(self: RequestParser, *values: Any) -> None:
-        try:
-            method(self, *values)
-        except Exception as error:
-            self.callback_error = error
-            raise
-
-    return call
-
-
-class RequestParser:
-    """Parses one request after another. The methods `on_…` are the callbacks of httptools."""
-
-    def __init__(self, limits: ConnectionLimits, handler: RequestHandler) -> None:
+    def __init__(self, limits: ConnectionLimits) -> None:
         self.method = b""
         self.target = b""
         self.version = "1.1"
         self.headers: list[tuple[bytes, bytes]] = []  # names in lower case
         self.keep_alive = True
         self.expects_continue = False
+        self.has_head = False  # whether the head has arrived
+        self.is_complete = False  # whether the whole request has arrived
         self.head_bytes = 0  # received of the current head
-        self.callback_error: Exception | None = None  # that stopped the parser
         self._limits = limits
-        self._handler = handler
         self._parser = self._create_parser()
-        self._in_head = False
+        self._content: list[bytes] = []  # of the body, since the last call of `take_body`
         self._tail = b""  # the last bytes of a head or of a chunked body: its end may arrive in two pieces
         self._body_bytes: int | None = None  # left to receive; None: the body is chunked
         self._following_bytes = 0  # received together with the end of the head
@@ -142,8 +119,14 @@ class RequestParser:
 
     def start(self) -> None:
         """Prepares for the next request."""
+        self.target, self.headers, self.expects_continue = b"", [], False
+        self.has_head = self.is_complete = False
         self.head_bytes, self._tail = 0, b""
-        self._in_head = True
+
+    def take_body(self) -> bytes:
+        """Returns the content of the body that has arrived since the last call."""
+        content, self._content = self._content, []
+        return b"".join(content)
 
     def close(self) -> None:
         """Breaks the reference cycle with httptools, which spares the garbage collector the work."""
@@ -160,13 +143,11 @@ class RequestParser:
         end = min(end, start + self._limits.head_bytes - self.head_bytes)
         part = data[start:end]
         self._following_bytes = len(data) - end
-        try:
-            self._feed(part)
-        except httptools.HttpParserUpgrade:
-            pass  # the server ignores the offer and answers the request
-        except _UpgradeOffered:
-            self._parse_without_upgrade()
-        if self._in_head:
+        with suppress(httptools.HttpParserUpgrade):  # the server ignores the offer and answers the request
+            self._parser.feed_data(part)
+        if self.has_head:
+            self._complete_head()
+        else:
             self.head_bytes += len(part)
             self._tail = (self._tail + part[-3:])[-3:]
             if self.head_bytes >= self._limits.head_bytes:
@@ -189,7 +170,7 @@ class RequestParser:
             return self._feed_chunks(data, start)
         end = min(len(data), start + self._body_bytes)
         self._body_bytes -= end - start
-        self._feed(data[start:end])
+        self._parser.feed_data(data[start:end])
         return end
 
     def _feed_chunks(self, data: bytes, start: int) -> int:
@@ -201,23 +182,16 @@ class RequestParser:
                 detail = f"The chunk extensions or trailers are larger than {self._limits.head_bytes} bytes. Omit them."
                 raise HeadersTooLarge("headers_too_large", detail)
             self._content_bytes = 0
-            self._feed(data[start : start + size])
+            self._parser.feed_data(data[start : start + size])
             self._framing_bytes = size - self._content_bytes + (0 if self._content_bytes else self._framing_bytes)
             start += size
         return end
 
-    def _feed(self, data: bytes) -> None:
-        """Feeds httptools. Raises the error of a callback as it is."""
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserCallbackError:
-            error, self.callback_error = self.callback_error, None
-            if error is None:
-                raise
-            try:
-                raise error from None
-            finally:
-                del error  # breaks the reference cycle with this frame
+    def _complete_head(self) -> None:
+        self._body_bytes = check_head(self.method, self.target, self.version, self.headers, self._limits)
+        if self._body_bytes != 0 and self._parser.should_upgrade():
+            self._parse_without_upgrade()
+        self._tail, self._framing_bytes = b"", 0
 
     def _create_parser(self) -> Any:
         parser = httptools.HttpRequestParser(self)
@@ -239,49 +213,33 @@ class RequestParser:
         httptools takes the bytes after an upgrade offer for another protocol, and would read the body as the next
         request. Java's HTTP client offers an upgrade (h2c) with every POST.
         """
-        first = b"%b %b HTTP/%b" % (self._parser.get_method(), self.target, self._parser.get_http_version().encode())
+        first = b"%b %b HTTP/%b" % (self.method, self.target, self.version.encode())
         lines = [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
         self._parser = self._create_parser()
-        self._feed(b"\r\n".join([first, *lines]) + END)
+        self.start()
+        self._parser.feed_data(b"\r\n".join([first, *lines]) + END)
 
     # Callbacks of httptools
-
-    def on_message_begin(self) -> None:
-        self.target = b""
-        self.headers = []
-        self.expects_continue = False
 
     def on_url(self, part: bytes) -> None:
         self.target += part
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self.has_head:  # trailers are ignored
+            return
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self.expects_continue = True
         self.headers.append((name, value))
 
-    @_callback
     def on_headers_complete(self) -> None:
         self.method, self.version = self._parser.get_method(), self._parser.get_http_version()
-        self._body_bytes = check_head(self.method, self.target, self.version, self.headers, self._limits)
-        if self._body_bytes != 0 and self._parser.should_upgrade():
-            raise _UpgradeOffered
         self.keep_alive = self.version != "1.0" and self._parser.should_keep_alive()
-        self._in_head = False
-        self._tail = b""
-        self._framing_bytes = 0
-        self._handler.head_received()
-        self.headers = []  # the request has the list; trailers are ignored
+        self.has_head = True
 
-    @_callback
     def on_body(self, data: bytes) -> None:
         self._content_bytes += len(data)
-        self._handler.body_received(data)
+        self._content.append(data)
 
-    @_callback
     def on_message_complete(self) -> None:
-        self._handler.request_received()
-
-
-class _UpgradeOffered(Exception):
-    """Raised in a callback to stop the parser at a head that offers an upgrade."""
+        self.is_complete = True

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
-from pydantic_core import from_json
 from starlette.responses import Response
 
 from swiftlet_serve import tasks
 from swiftlet_serve.http.dialect_parts.dialect import Dialect, Operation, Page
 from swiftlet_serve.http.endpoints import bodies
-from swiftlet_serve.http.endpoints.model_endpoint import ModelEndpoint, Translate, Translation
+from swiftlet_serve.http.endpoints.model_endpoint import Foreign, ModelEndpoint, Translate, Translation
 from swiftlet_serve.http.endpoints.openapi import SCHEMAS
-from swiftlet_serve.http.gate.request import RenderError, Request, Respond, Route
+from swiftlet_serve.http.gate.request import Request, Respond, Route
 from swiftlet_serve.inference.runtime import Runtime
-from swiftlet_serve.types.body_model import BodyModel
 
 
 def translation_of(runtime: Runtime, name: str, operation: Operation) -> Translate:
@@ -30,61 +28,25 @@ def translation_of(runtime: Runtime, name: str, operation: Operation) -> Transla
     return translate
 
 
-def shared_translation(
-    own: Translate, body: type[BaseModel], foreign: Translate, operation: Operation, render_error: RenderError
-) -> Translate:
-    """Returns the translation of a route that a dialect uses, too. The fields of a body tell which one applies.
-
-    Args:
-        own: the translation of the task, or of another dialect.
-        body: the model of its bodies.
-        foreign: the translation of the dialect.
-        operation: the operation of the dialect.
-        render_error: renders errors of the dialect.
-    """
-    quoted = [f'"{name}"'.encode() for name in sorted(operation.fields)]
-    needed = [f'"{name}"'.encode() for name, field in body.model_fields.items() if field.is_required()]
-
-    def is_foreign(body: bytes | bytearray) -> bool:
-        if not any(name in body for name in quoted):  # the usual case costs no second parse
-            return False
-        if not all(name in body for name in needed):
-            return True
-        if bodies.has_more_items(body, operation.body.max_items):
-            raise bodies.too_many_items(BodyModel.max_items)  # either translation refuses it
-        try:
-            document = from_json(body, cache_strings="keys")
-        except ValueError:
-            return False
-        return isinstance(document, dict) and not operation.fields.isdisjoint(document)
-
-    def translate(request: Request) -> Translation:
-        if not is_foreign(request.body):
-            return own(request)
-        request.render_error = render_error
-        return foreign(request)
-
-    return translate
-
-
-def with_dialects(
-    runtime: Runtime, path: str, own: Translate, body: type[BaseModel], dialects: Mapping[str, Dialect]
-) -> Translate:
-    """Returns the translation of a route, also for the bodies of dialects that share it.
+def sharing(runtime: Runtime, path: str, body: type[BaseModel], dialects: Mapping[str, Dialect]) -> Sequence[Foreign]:
+    """Returns the dialects that share a route.
 
     Args:
         runtime: the loaded models.
         path: the path of the route.
-        own: the translation of the other bodies.
-        body: the model of these.
+        body: the model of the route's other bodies.
         dialects: the served dialects by name.
     """
-    for name, dialect in dialects.items():
-        for operation in dialect.OPERATIONS:
-            if operation.fields and operation.path == path:
-                foreign = translation_of(runtime, name, operation)
-                own = shared_translation(own, body, foreign, operation, dialect.render_error)
-    return own
+    return [
+        Foreign(
+            bodies.Marks(operation.fields, operation.body.max_items, body),
+            translation_of(runtime, name, operation),
+            dialect.render_error,
+        )
+        for name, dialect in reversed([*dialects.items()])  # the last one counts for a body with the fields of two
+        for operation in dialect.OPERATIONS
+        if operation.fields and operation.path == path
+    ]
 
 
 def routes(
@@ -104,13 +66,11 @@ def routes(
     for operation in dialect.OPERATIONS:
         if operation.fields and operation.path in others:
             continue
-        translate = translation_of(runtime, name, operation)
-        if not operation.fields:
-            translate = with_dialects(runtime, operation.path, translate, operation.body, dialects)
+        foreign = () if operation.fields else sharing(runtime, operation.path, operation.body, dialects)
         yield Route(
             "POST",
             operation.path,
-            ModelEndpoint(runtime, translate).respond,
+            ModelEndpoint(runtime, translation_of(runtime, name, operation), foreign).respond,
             runs_model=True,
             reads_body=True,
             json_only=operation.json_only,

@@ -129,7 +129,7 @@ class BatchEndpoint(Endpoint):
         pipeline = self._runtime.catalog.pipeline(name, task_request.model, request.version)
         about = request.record
         record = RequestRecord(about.id, about.method, f"/{name}", client=about.client, account=about.account)
-        record.task, record.model, record.version = name, pipeline.model.manifest.name, pipeline.version
+        record.task, record.model, record.version = name, pipeline.name, pipeline.version
         record.bulk, record.timeout_s = about.bulk, about.timeout_s
         record.characters = characters(task_request.inputs)  # type: ignore[attr-defined]  # every task has them
         return Member(

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, from_json
 
 from swiftlet_serve.errors import FieldError, InvalidRequest, Unprocessable, invalid_value
 from swiftlet_serve.http.wording import INVALID_VALUES
@@ -133,6 +133,41 @@ def _field_names(model: type[BaseModel]) -> frozenset[str]:
                 yield from walk(value)
 
     return frozenset(walk(model.model_json_schema()))
+
+
+class Marks:
+    """The fields that tell the bodies of a dialect from the others of the same route."""
+
+    def __init__(self, fields: frozenset[str], max_items: int, others: type[BaseModel]) -> None:
+        """Creates the marks.
+
+        Args:
+            fields: those that only bodies of the dialect have.
+            max_items: the limit of its bodies.
+            others: the model of the other bodies.
+        """
+        self._fields = fields
+        self._max_items = max_items
+        self._quoted = [f'"{name}"'.encode() for name in sorted(fields)]
+        self._needed = [f'"{name}"'.encode() for name, field in others.model_fields.items() if field.is_required()]
+
+    def are_in(self, body: bytes | bytearray) -> bool:
+        """Returns whether a JSON body is one of the dialect. An invalid body is not.
+
+        Raises:
+            Unprocessable: the body has too many items for either.
+        """
+        if not any(name in body for name in self._quoted):  # the usual case costs no second parse
+            return False
+        if not all(name in body for name in self._needed):
+            return True
+        if has_more_items(body, self._max_items):
+            raise too_many_items(BodyModel.max_items)
+        try:
+            document = from_json(body, cache_strings="keys")
+        except ValueError:
+            return False
+        return isinstance(document, dict) and not self._fields.isdisjoint(document)
 
 
 FEW: Final = 4096

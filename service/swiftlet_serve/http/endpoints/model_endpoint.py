@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -14,7 +14,7 @@ from swiftlet_serve import tasks
 from swiftlet_serve.errors import FieldError, Unprocessable
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.receipts import Signer
-from swiftlet_serve.http.gate.request import Request
+from swiftlet_serve.http.gate.request import RenderError, Request
 from swiftlet_serve.http.wording import OWN, Wording
 from swiftlet_serve.inference.catalog import ModelLoading
 from swiftlet_serve.inference.pipeline import Pipeline
@@ -67,6 +67,15 @@ Translate = Callable[[Request], Translation]
 """Translates a request of a route. Raises SwiftletError if the request is invalid."""
 
 
+class Foreign(NamedTuple):
+    """The requests of a dialect on a route that has others, too."""
+
+    marks: bodies.Marks
+    """Tell its bodies from the others."""
+    translate: Translate
+    render_error: RenderError
+
+
 class Endpoint:
     """What the endpoints that run models share: the place of a request in the queue, and the size of its response."""
 
@@ -110,9 +119,11 @@ class Endpoint:
 class ModelEndpoint(Endpoint):
     """Answers the requests of one route."""
 
-    def __init__(self, runtime: Runtime, translate: Translate) -> None:
+    def __init__(self, runtime: Runtime, translate: Translate, foreign: Sequence[Foreign] = ()) -> None:
+        """`foreign` are the dialects that share the route. `translate` translates all other requests."""
         super().__init__(runtime)
-        self._translate = translate
+        self._translate_own = translate
+        self._foreign = foreign
         self._signer = Signer.create(runtime.settings)
 
     async def respond(self, request: Request) -> Response:
@@ -131,7 +142,7 @@ class ModelEndpoint(Endpoint):
             except ModelLoading as missing:  # again, if the model has left the memory meanwhile
                 await self._wait_for_model(missing, request)
         record.add_stage("parse", started, time.monotonic())
-        record.task, record.model = pipeline.model.task_name, pipeline.model.manifest.name
+        record.task, record.model = pipeline.model.task_name, pipeline.name
         record.version = pipeline.version
         record.characters = characters(task_request.inputs)  # type: ignore[attr-defined]  # every task has them
         if timeout_s is not None:
@@ -157,6 +168,13 @@ class ModelEndpoint(Endpoint):
             is_long = record.sequences > MAX_INLINE_SEQUENCES or len(request.body) > MAX_INLINE_BYTES
             response.raw_headers.append(await pipeline.run_in_thread(sign) if is_long else sign())
         return response
+
+    def _translate(self, request: Request) -> Translation:
+        for dialect in self._foreign:
+            if dialect.marks.are_in(request.body):
+                request.render_error = dialect.render_error
+                return dialect.translate(request)
+        return self._translate_own(request)
 
 
 def task_translation(runtime: Runtime, task: str) -> Translate:

@@ -215,7 +215,8 @@ class Gate:
             Unavailable: the server is shutting down, or the queue is too long for the deadline.
         """
         now, runtime, record, headers = self._clock(), self._runtime, request.record, request.headers
-        runtime.check_open()
+        if runtime.admission.closed:
+            raise draining()
         timeout_s = _timeout_ms(headers, runtime.settings.timeout_ms) / 1000
         request.deadline = request.head.received + timeout_s
         request.priority, request.version = _priority(headers), _version(headers)

@@ -11,7 +11,7 @@ import pytest
 
 from swiftlet_serve.types import BatchResult, WorkerLost
 from swiftlet_serve.workers import messages
-from swiftlet_serve.workers.worker_connection import WorkerConnection
+from swiftlet_serve.workers.worker_calls import WorkerConnection
 from tests.support.fakes import row_of
 
 CALL = 7
