@@ -36,7 +36,7 @@ def test_fitted_temperature_takes_rows_of_any_length():
     assert calibration.fit_temperature([[5.0, 0.0], [5.0, 0.0, 0.0]], [1, 0]) > 1
 
 
-@pytest.mark.parametrize(("temperature", "offset"), [(0.5, 1.0), (1.0, 0.0), (3.0, -2.0)])
+@pytest.mark.parametrize(("temperature", "offset"), first([(0.5, 1.0), (1.0, 0.0), (3.0, -2.0)], (3.0, -2.0)))
 def test_fitted_answers_have_the_temperature_and_the_offset_of_the_sampled_results(temperature, offset):
     rng = np.random.default_rng(4)
     log_odds = rng.normal(size=5_000) * 3

@@ -119,7 +119,7 @@ def true_spearman(kind: str, rho: float) -> float:
     return spearman(*correlated(np.random.default_rng(12), kind, rho, 200_000)).value
 
 
-@pytest.mark.parametrize("n", first([5, 10, 30, 300], 10, 300))
+@pytest.mark.parametrize("n", first([5, 10, 30, 300], 10))
 @pytest.mark.parametrize("rho", [0.0, 0.5, 0.95])
 @pytest.mark.parametrize("kind", ["normal", "ties", "heavy"])
 def test_spearman_intervals_cover_the_truth(kind, rho, n):
