@@ -437,7 +437,7 @@ def _first_sentence(path: Path) -> str:
 
 
 def licences() -> str:
-    """Returns the bundled models, each with its training data as the model card names it."""
+    """Returns a table of the bundled models, with the training data that their cards name."""
     rows = []
     for path in find_artifacts(BUNDLED):
         card = json.loads((path / CARD).read_text("utf-8"))

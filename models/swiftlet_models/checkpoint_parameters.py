@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint under the names of parameters, all of which a network must have in the right shapes."""
+"""The tensors of a checkpoint under the names of a network's parameters: all are there, and have the right shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of a checkpoint (config.json): those of the network, and the labels."""
+"""Reads `config.json` of a checkpoint: the settings of the network, and the labels."""
 
 from __future__ import annotations
 

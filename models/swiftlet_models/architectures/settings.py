@@ -21,14 +21,14 @@ class Range(NamedTuple):
 MOST_LAYERS: Final = 1024
 SIZE: Final = Range(1, 1 << 24)  # of any dimension of a parameter
 Count = Annotated[int, Range(1, MOST_LAYERS)]
-"""Of the layers of a network, and of the parts of a layer."""
+"""The number of layers of a network, or of parts of a layer."""
 MOST_POSITIONS: Final = 1 << 16  # of a network without a table of positions, since no parameter bounds them
 Positions = Annotated[int, Range(1, MOST_POSITIONS)]
 Theta = Annotated[float, Range(1, 1e12)]
-"""The base of the angles by which query and key are turned."""
+"""The base of the angles of rotary position embeddings."""
 Id = Annotated[int, Range(0, SIZE.most)]
 Rows = Annotated[int, Range(0, SIZE.most)]
-"""Of a table that may be missing."""
+"""The number of rows of a table that may be missing."""
 
 
 @dataclass(frozen=True)

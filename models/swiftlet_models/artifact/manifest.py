@@ -111,7 +111,7 @@ class Embedding:
 
     @property
     def by_vocabulary(self) -> bool:
-        """Whether the outputs are logits of the vocabulary, and those of all tokens are pooled."""
+        """Whether the output is a vector of vocabulary logits, pooled over all tokens."""
         return self.sparse is not None and self.sparse.by == "vocabulary"
 
     @property

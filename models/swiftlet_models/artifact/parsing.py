@@ -210,7 +210,7 @@ def _parse_decisions(document: object, labels: Sequence[str]) -> Decisions | Non
 
 
 def _is_temperature(value: object) -> bool:
-    return type(value) in (int, float) and 0 < value <= sys.float_info.max  # type: ignore[operator]
+    return type(value) in (int, float) and 0 < value <= sys.float_info.max  # type: ignore[operator]  # a number
 
 
 def _is_fit(document: object) -> bool:

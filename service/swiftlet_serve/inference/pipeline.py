@@ -183,14 +183,14 @@ class Pipeline:
             Unavailable: the request is not admitted.
             SwiftletError: the task or the engine failed.
         """
-        sequences: list[Encoding] = []
+        lengths: list[int] = []  # of the sequences, once they are encoded
         self._begin()
         try:
             with self._timer.limit(deadline):
                 try:
                     inputs = await self._encode(request, record)
-                    sequences += [sequence for input_ in inputs for sequence in input_.encodings]
-                    lengths = [len(sequence.input_ids) for sequence in sequences]
+                    sequences = [sequence for input_ in inputs for sequence in input_.encodings]
+                    lengths += [len(sequence.input_ids) for sequence in sequences]
                     check_size(self.model.task, sequences, self._settings.max_queued_tokens)
                     check_duration(lengths, self._scheduler.minimum_s, self._longest_s)
                 finally:
@@ -208,8 +208,7 @@ class Pipeline:
                 outcomes = await _gather(rows, () if len(inputs) == 1 else Internal)
                 return await self._decode(inputs, sequences, outcomes, record)
         except (DeadlineExceeded, Unavailable):
-            if record is not None and sequences:
-                lengths = [len(sequence.input_ids) for sequence in sequences]
+            if record is not None and lengths:
                 record.minimum_s = self._scheduler.minimum_s(lengths)
             raise
         finally:

@@ -26,7 +26,7 @@ class Answer(NamedTuple):
 
     @property
     def label(self) -> Any:
-        """The label that was chosen, or None if the answer has none."""
+        """The chosen label, or None if the answer has no label."""
         first = self.value[0] if isinstance(self.value, list) and self.value else self.value
         return first.get("label") if isinstance(first, dict) else None
 
@@ -44,7 +44,7 @@ def read(response: Any, *, several: bool) -> list[Answer]:
 
     Args:
         response: the body of a response, as plain JSON.
-        several: whether the request has a list of inputs, each of which has an answer.
+        several: whether the request has a list of inputs. Each input then has an answer.
 
     Raises:
         ValueError: it has the form of no response that is known.

@@ -77,7 +77,7 @@ class Kind:
 
 @dataclass
 class Report:
-    """What a replay found. No text of a request or an answer is kept."""
+    """The results of a replay, without any text of a request or an answer."""
 
     existing: Responses = field(default_factory=Responses)
     candidate: Responses = field(default_factory=Responses)

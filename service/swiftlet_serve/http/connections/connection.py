@@ -168,7 +168,7 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
         # Breaks the reference cycles, which spares the garbage collector the work.
         self._parser.close()
-        self._timer = self._task = self._parser = None  # type: ignore[assignment]
+        self._timer = self._task = self._parser = None  # type: ignore[assignment]  # None after the connection
 
     def data_received(self, data: bytes) -> None:
         """Schedules the read of a head. The rest of an admitted request is read at once."""
