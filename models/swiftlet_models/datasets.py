@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
 import json
 import lzma
 import math
 import operator
 import re
 import tarfile
-import zlib
-from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from swiftlet_models.errors import ModelError
+from swiftlet_models.data_records import DatasetError as DatasetError
+from swiftlet_models.data_records import Record, is_number, json_lines, read_records, read_text
 
 TEXT_COLUMNS: Final = ("sentence", "content", "document", "text")
 # Of pairs of texts, also as GLUE's files name them (RTE, WNLI, MNLI; QQP; QNLI; MRPC). Names have no capitals.
@@ -35,10 +31,6 @@ TAG: Final = re.compile("O|[BILUES]-.+")
 
 Span = tuple[int, int, str]
 """The start, the end and the kind of an entity. Positions count code points."""
-
-
-class DatasetError(ModelError):
-    """Raised when a data file is not in the expected format. The message is one sentence."""
 
 
 @dataclass(frozen=True)
@@ -132,18 +124,18 @@ def labelled(path: Path, labels: Sequence[str] = ()) -> list[Labelled]:
     """
     required = {"label": LABEL_COLUMNS, "text": (*TEXT_COLUMNS, *FIRST_COLUMNS)}
     optional = {"first": FIRST_COLUMNS, "second": SECOND_COLUMNS, "pair": ("text_pair",)}
-    rows = _records(path, required, ("", "label", "", "text"), optional)
+    rows = read_records(path, required, ("", "label", "", "text"), optional)
     return [Labelled(text, _index(row, labels), pair) for row in rows for text, pair in [_pair(row)]]
 
 
-def _pair(row: _Record) -> tuple[str, str | None]:
+def _pair(row: Record) -> tuple[str, str | None]:
     """Returns the text of a record, and the second one if it has a pair. Raises DatasetError."""
     if row.values["first"] is not None and row.values["second"] is not None:
         return row.text("first"), row.text("second")
     return row.text("text"), None if row.values["pair"] is None else row.text("pair")
 
 
-def _index(row: _Record, names: Sequence[str]) -> int:
+def _index(row: Record, names: Sequence[str]) -> int:
     """Returns the index of a record's label. Raises DatasetError."""
     value = row.value("label")
     if isinstance(value, list) and len(value) == 1:
@@ -172,12 +164,12 @@ def unlabelled(path: Path) -> list[Unlabelled]:
         DatasetError: the file is damaged, a line has no text, or the file has labels.
     """
     optional = {"question": ("question", "query"), "language": ("language",), "label": ("label", "score")}
-    rows = _records(path, {"text": (*TEXT_COLUMNS, "context")}, optional=optional)
+    rows = read_records(path, {"text": (*TEXT_COLUMNS, "context")}, optional=optional)
     for row in rows:
         if row.values["label"] not in (None, ""):
             raise row.error("it has a label")
 
-    def text(row: _Record, name: str) -> str:
+    def text(row: Record, name: str) -> str:
         return row.text(name) if row.values[name] else ""
 
     texts = (Unlabelled(row.text("text"), text(row, "question"), text(row, "language")) for row in rows)
@@ -193,17 +185,10 @@ def similar(path: Path) -> list[Similar]:
         DatasetError: the file is damaged, or a line does not have two texts and a score.
     """
     fields = {"sentence1": ("sentence1",), "sentence2": ("sentence2",), "score": ("score", "label")}
-    rows = _records(path, fields, tuple(fields))
-    if rows and rows[0].number == 1 and not _is_number(rows[0].values["score"]):
+    rows = read_records(path, fields, tuple(fields))
+    if rows and rows[0].number == 1 and not is_number(rows[0].values["score"]):
         del rows[0]
     return [Similar(row.text("sentence1"), row.text("sentence2"), row.numeral("score")) for row in rows]
-
-
-def _is_number(value: object) -> bool:
-    try:
-        return isinstance(value, str | int | float) and math.isfinite(float(value))
-    except (ValueError, OverflowError):
-        return False
 
 
 def named(path: Path) -> list[Named]:
@@ -214,7 +199,7 @@ def named(path: Path) -> list[Named]:
     Raises:
         DatasetError: the file is damaged, or a line is not of this form.
     """
-    rows = _records(path, {"label": ("label",), "text": TEXT_COLUMNS})
+    rows = read_records(path, {"label": ("label",), "text": TEXT_COLUMNS})
     texts = []
     for row in rows:
         labels = row.value("label")
@@ -241,7 +226,7 @@ def inferences(path: Path) -> list[Inference]:
             between data sets.
     """
     names = {"premise": ("premise", "sentence1"), "hypothesis": ("hypothesis", "sentence2")}
-    rows = _records(path, {**names, "label": ("label", "gold_label")})
+    rows = read_records(path, {**names, "label": ("label", "gold_label")})
     for row in rows:
         if LABEL.fullmatch(str(row.value("label")).removeprefix("-")):
             raise row.error("its label is a number and not a name such as entailment")
@@ -256,150 +241,13 @@ def ranked(path: Path) -> list[Candidates]:
     Raises:
         DatasetError: the file is damaged, or a line is not of this form.
     """
-    rows = _records(path, {name: (name,) for name in ("query", "text", "label")})
+    rows = read_records(path, {name: (name,) for name in ("query", "text", "label")})
     triples = [(row.text("query"), row.text("text"), row.numeral("label") > 0) for row in rows]
     grouped = [(query, list(group)) for query, group in groupby(triples, key=operator.itemgetter(0))]
     return [
         Candidates(query, tuple(text for _, text, _ in group), tuple(relevant for *_, relevant in group))
         for query, group in grouped
     ]
-
-
-@dataclass(frozen=True)
-class _Record:
-    """A line of a table or of JSON: its number in the file, and its values by the names that a reader uses."""
-
-    file: str
-    number: int
-    values: Mapping[str, Any]
-    expected: str  # what a line should have
-
-    def value(self, name: str) -> Any:
-        """Returns a value. Raises DatasetError if the line does not have it."""
-        if self.values[name] is None:
-            raise self.error(f"it has no {name}")
-        return self.values[name]
-
-    def text(self, name: str) -> str:
-        """Returns a text. Raises DatasetError if the line does not have it."""
-        value = self.value(name)
-        if not isinstance(value, str):
-            raise self.error(f"its {name} is not a text")
-        return value
-
-    def numeral(self, name: str) -> float:
-        """Returns a number, also if it is written as a text. Raises DatasetError if the line has none."""
-        value = self.value(name)
-        if not _is_number(value):
-            raise self.error(f"its {name} is not a number")
-        return float(value)
-
-    def error(self, fault: str) -> DatasetError:
-        """Returns an error that names the line, and quotes none of its content."""
-        return DatasetError(f"{self.file}: line {self.number}: {fault}. {self.expected}")
-
-
-def _records(
-    path: Path,
-    required: Mapping[str, Sequence[str]],
-    columns: Sequence[str] = (),
-    optional: Mapping[str, Sequence[str]] = {},
-) -> list[_Record]:
-    """Reads lines of JSON or a table, plain or `.gz`, in UTF-8 or with a byte order mark.
-
-    Lines of JSON begin with a brace. In a table, a header names the fields, in any order and with any capitals; other
-    columns are left out. Columns are separated by tabs without quotes, or by commas or semicolons with quotes; `.csv`
-    has quotes in any case.
-
-    Args:
-        path: the file.
-        required: by the name that a reader uses, the names that a value may have in the file. The first one counts.
-        columns: the columns of a table whose first line does not name the first field. Empty: it must name all.
-        optional: the same as `required` for fields that a file may lack.
-
-    Raises:
-        DatasetError: the file is damaged or no text, or does not have this form.
-    """
-    content, fields = _text(path), {**required, **optional}
-    names = ", ".join(" or ".join(known) for known in required.values())
-    expected = f"Expected lines of JSON, or a table with a header, with the fields {names}."
-    if content.lstrip().startswith("{") or ".jsonl" in path.suffixes:
-        return [
-            _Record(path.name, number, {name: _first(line, known) for name, known in fields.items()}, expected)
-            for number, line in _json_lines(path.name, content)
-        ]
-    rows = _table(path, content, {column for known in fields.values() for column in known})
-    if not rows:
-        return []
-    header = [name.strip().casefold() for name in rows[0][1]]
-    places = {name: next((header.index(key) for key in known if key in header), -1) for name, known in fields.items()}
-    if columns and next(iter(places.values())) < 0:
-        places, width = {name: columns.index(name) if name in columns else -1 for name in fields}, None
-    else:
-        for name, place in places.items():
-            if place < 0 and name in required:
-                fault = f"{path.name}: none of the {len(header)} columns of the first line is named {name}."
-                raise DatasetError(f"{fault} {expected}")
-        rows, width = rows[1:], len(header)
-    records = []
-    for number, row in rows:
-        values = {name: row[place] if 0 <= place < len(row) else None for name, place in places.items()}
-        records.append(_Record(path.name, number, values, expected))
-        if len(row) != (width or len(row)):
-            raise records[-1].error(f"it does not have {width} columns like the header, but {len(row)}")
-    return records
-
-
-def _first(line: Mapping[str, Any], names: Sequence[str]) -> Any:
-    return next((line[name] for name in names if line.get(name) is not None), None)
-
-
-def _table(path: Path, content: str, names: Set[str]) -> list[tuple[int, list[str]]]:
-    """Returns the lines of a table that are not blank, with their numbers. Raises DatasetError."""
-    first = content.lstrip().partition("\n")[0]
-    separators = (",", ";", "\t") if ".csv" in path.suffixes else ("\t", ",", ";")
-    named = (mark for mark in separators if names & {name.strip(' "\r').casefold() for name in first.split(mark)})
-    is_tabular = separators[0] == "\t" and ("\t" in first or ".tsv" in path.suffixes)
-    separator = next(named, "\t" if is_tabular else ",")
-    if separator == "\t" and ".csv" not in path.suffixes:
-        lines = [line.removesuffix("\r") for line in content.split("\n")]
-        return [(number, line.split("\t")) for number, line in enumerate(lines, start=1) if line]
-    reader = csv.reader(io.StringIO(content, newline=""), delimiter=separator, strict=True)
-    rows, number = [], 1
-    try:
-        for row in reader:
-            if row:
-                rows.append((number, row))
-            number = reader.line_num + 1
-    except csv.Error as error:
-        raise DatasetError(f"{path.name}: line {number} cannot be read as comma-separated text: {error}.") from None
-    return rows
-
-
-def _json_lines(file: str, content: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the objects in lines of JSON that are not blank, with their numbers. Raises DatasetError."""
-    for number, line in enumerate(content.split("\n"), start=1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                row = None
-            if not isinstance(row, dict):
-                raise DatasetError(f"{file}: line {number} is not an object of JSON.")
-            yield number, row
-
-
-def _text(path: Path) -> str:
-    """Returns the content of a text file, plain or `.gz`, without a byte order mark. Raises DatasetError."""
-    try:
-        content = path.read_bytes()
-        content = gzip.decompress(content) if path.suffix == ".gz" else content
-    except (OSError, EOFError, zlib.error) as error:
-        raise DatasetError(f"{path.name} cannot be read: {type(error).__name__}.") from None
-    try:
-        return content.decode("utf-16" if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8-sig")
-    except UnicodeDecodeError:
-        raise DatasetError(f"{path.name} is not UTF-8 text. Save it as text in UTF-8.") from None
 
 
 def questions(path: Path) -> list[Question]:
@@ -409,7 +257,7 @@ def questions(path: Path) -> list[Question]:
         DatasetError: the file is not in SQuAD's format.
     """
     try:
-        document = json.loads(_text(path))
+        document = json.loads(read_text(path))
         return [
             _question(entry, paragraph["context"])
             for article in document["data"]
@@ -443,7 +291,7 @@ def tagged(path: Path) -> list[Tagged]:
     """
     place = (1, 2) if ".iob2" in path.suffixes else (0, -1)
     texts: list[list[tuple[str, str]]] = [[]]
-    for number, line in enumerate(_text(path).split("\n"), start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         row = line.rstrip("\r").split("\t") if "\t" in line else line.split()
         if not line.strip():
             texts.append([])
@@ -484,7 +332,7 @@ def documents(path: Path) -> Iterator[str]:
         DatasetError: the file is damaged, or no text.
     """
     if path.suffix in (".tsv", ".csv"):
-        rows = _records(path, {"text": TEXT_COLUMNS}, ("", "", "", "text"))
+        rows = read_records(path, {"text": TEXT_COLUMNS}, ("", "", "", "text"))
         yield from (text for row in rows if (text := row.text("text")).strip())
     elif path.suffix == ".json":
         asked = questions(path)
@@ -499,7 +347,7 @@ def documents(path: Path) -> Iterator[str]:
 
 
 def _texts(path: Path) -> Iterator[str]:
-    rows = _json_lines(path.name, _text(path))
+    rows = json_lines(path.name, read_text(path))
     texts = dict.fromkeys(str(row[name]) for _, row in rows for name in TEXT_FIELDS if row.get(name))
     yield from (text for text in texts if text.strip())
 
