@@ -13,12 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import NotFound, SetupError, Unavailable
+from swiftlet_serve.inference.loading import OpenModel
 from swiftlet_serve.inference.pipeline import Pipeline, wrong_task
 
+ModelT = TypeVar("ModelT", bound=OpenModel)
 DEFAULT: Final = "default"
 NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
 USUAL_NAMES: Final[Mapping[str, str]] = {"jev-latest": "zero-shot"}
@@ -98,6 +100,17 @@ def version_for_key(split: Sequence[tuple[int, float]], name: str, key: str) -> 
 def unknown_name() -> NotFound:
     """Returns the error for the name of a model that is not served."""
     return NotFound("unknown_model", "No model has this name. See /models for the served models.")
+
+
+def best_first(models: Iterable[ModelT]) -> list[ModelT]:
+    """Returns the bundled models in the order in which they answer requests that name no model."""
+    return sorted(models, key=_score, reverse=True)
+
+
+def _score(model: OpenModel) -> float:
+    """Returns the first score on the model's card, in percent, or 0 without one."""
+    scores = model.artifact.card().get("scores", {}).get(model.manifest.precision, {})
+    return float(next((score["value"] for score in scores.values()), 0.0))
 
 
 class Catalog:

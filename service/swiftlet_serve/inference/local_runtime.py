@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable, MutableMapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
 from swiftlet_models import trunks
 from swiftlet_models.tokenizer import Tokenizer
-from swiftlet_serve.inference.catalog import ModelLoading
+from swiftlet_serve.inference.catalog import ModelLoading, best_first
 from swiftlet_serve.inference.loading import LoadedModel, OpenModel, load_model, locate, open_model
 from swiftlet_serve.inference.pipeline import Pipeline, Scheduler
 from swiftlet_serve.inference.runtime import Place, Runtime
@@ -29,8 +29,6 @@ from swiftlet_serve.workers.device_executor import DeviceExecutor
 from swiftlet_serve.workers.hosted_model import EngineModel
 from swiftlet_serve.workers.process_executor import ProcessExecutor
 from swiftlet_serve.workers.thread_executor import ThreadExecutor
-
-ModelT = TypeVar("ModelT", bound=OpenModel)
 
 CALLS_OF_DEVICE: Final = 2  # at least: the ids of one are copied while the other one computes
 CLOSE_S: Final = 2.0  # requests have ended before the runtime closes: nothing waits for the calls that still run
@@ -161,7 +159,7 @@ class LocalRuntime(Runtime):
         tokenizers: dict[str, Tokenizer] = {}
         key = settings.signer_key
         served = [load_model(path, settings.engine, tokenizers, signer_key=key) for path in _locate(settings)]
-        return cls.of(settings, _in_order(settings, served))
+        return cls.of(settings, served if settings.models else best_first(served))
 
     @classmethod
     def start(cls, settings: Settings) -> LocalRuntime:
@@ -188,7 +186,7 @@ class LocalRuntime(Runtime):
             served = [open_model(path, settings.engine, tokenizers, settings.signer_key) for path in paths]
             names = {model.artifact.path: model.manifest.name for model in served}
             heads = [[names[path] for path in group] for group in groups]
-            runtime = cls(settings, _in_order(settings, served), executor, heads)
+            runtime = cls(settings, served if settings.models else best_first(served), executor, heads)
         except BaseException:
             executor.abandon()
             raise
@@ -290,14 +288,3 @@ def _make_executor(settings: Settings, groups: Sequence[Sequence[Path]]) -> Proc
         return make()
     executors = [make(environment={CUDA_VISIBLE_DEVICES: device}) for device in devices]
     return executors[0] if len(executors) == 1 else DeviceExecutor(executors)
-
-
-def _in_order(settings: Settings, served: list[ModelT]) -> list[ModelT]:
-    """Returns the models in the order of the settings, or the bundled models with the best score first."""
-    return served if settings.models else sorted(served, key=_score, reverse=True)
-
-
-def _score(model: OpenModel) -> float:
-    """Returns the first score on the model's card, in percent, or 0 without one."""
-    scores = model.artifact.card().get("scores", {}).get(model.manifest.precision, {})
-    return float(next((score["value"] for score in scores.values()), 0.0))
