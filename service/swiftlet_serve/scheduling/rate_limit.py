@@ -72,6 +72,11 @@ class ClientRateLimiter:
         if self._requests is not None and (wait_s := self._requests.take(client, now)):
             raise rate_limit_exceeded(wait_s)
 
+    def charge_requests(self, client: str, now: float, requests: int) -> None:
+        """Counts requests that an admitted one holds, also more than the quota: the next ones wait until it is paid."""
+        if self._requests is not None:
+            self._requests.charge(client, now, requests)
+
     def check_tokens(self, client: str, now: float) -> None:
         """Raises TooManyRequests if the client has a debt of tokens."""
         if self._tokens is not None and (wait_s := self._tokens.wait_s(client, now)):

@@ -86,10 +86,8 @@ class BatchEndpoint(Endpoint):
         body = bodies.parse(BatchRequest, request.body)
         members = [await self._member(request, number, body) for number in range(len(body.requests))]
         record.add_stage("parse", started, time.monotonic())
-        limiter = self._runtime.rate_limiter
-        for _ in members:
-            if limiter is not None:
-                limiter.begin(record.account, time.monotonic())
+        if (limiter := self._runtime.rate_limiter) is not None:
+            limiter.charge_requests(record.account, time.monotonic(), len(members))
         self._runtime.admission.release(record)  # each request asks for admission
         answers = await self._answer(request, members, partial=body.partial)
         _summarise(record, members)
