@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,6 +13,7 @@ from swiftlet_models import probabilities
 
 TEMPERATURES: Final = np.geomspace(0.05, 20, 1201)  # half a percent apart
 BINS: Final = 15
+DIGITS: Final = 6  # of a bin
 LARGEST: Final = 37.0  # log-odds of a probability that rounds to 1
 ANSWER_STRIDE: Final = 4  # every fourth temperature is tried with the best offset for it
 HALVINGS: Final = 40  # of the interval of the offset
@@ -88,8 +89,18 @@ def _losses(row: Sequence[float], label: int) -> Probabilities:
     return np.asarray(np.logaddexp.reduce(scaled, axis=0) - scaled[label])
 
 
-def expected_calibration_error(confidences: Sequence[float], correct: Sequence[bool]) -> float:
-    """Returns the mean distance of confidence and accuracy, over bins of equal width, weighted by their cases.
+class Bin(NamedTuple):
+    """Answers whose confidence lies in one interval: a point of a reliability diagram."""
+
+    answers: int
+    confidence: float
+    """Their mean, from 0 to 1."""
+    accuracy: float
+    """The share of right ones, from 0 to 1."""
+
+
+def reliability(confidences: Sequence[float], correct: Sequence[bool]) -> list[Bin]:
+    """Returns the bins of equal width that hold answers, in ascending order.
 
     Args:
         confidences: the probability of each answer, from 0 to 1.
@@ -99,9 +110,18 @@ def expected_calibration_error(confidences: Sequence[float], correct: Sequence[b
         ValueError: there are no cases, or the lists differ in length.
     """
     confidence, right = _as_arrays("confidences", confidences, correct)
-    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
-    gaps = np.bincount(bins, confidence - right, BINS)  # per bin: cases x (mean confidence - accuracy)
-    return float(np.abs(gaps).sum() / len(confidence))
+    of_answer = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    members = [of_answer == number for number in np.unique(of_answer)]
+    return [
+        Bin(int(one.sum()), round(float(confidence[one].mean()), DIGITS), round(float(right[one].mean()), DIGITS))
+        for one in members
+    ]
+
+
+def expected_calibration_error(bins: Sequence[Bin]) -> float:
+    """Returns the mean distance of confidence and accuracy over bins, weighted by their answers."""
+    distances = [one.answers * abs(one.confidence - one.accuracy) for one in bins]
+    return sum(distances) / sum(one.answers for one in bins)
 
 
 def find_threshold(confidences: Sequence[float], correct: Sequence[bool], precision: float, least: int) -> float | None:

@@ -71,20 +71,28 @@ def test_answers_need_cases(arguments):
         calibration.fit_answers(*arguments)
 
 
+def test_bins_hold_the_answers_of_equal_intervals():
+    bins = calibration.reliability([0.01, 0.05, 0.999, 1.0, 0.5], [False, True, True, True, False])
+
+    assert bins == [(2, 0.03, 0.5), (1, 0.5, 0.0), (2, 0.9995, 1.0)]
+
+
 def test_error_is_zero_if_confidence_matches_accuracy():
-    assert calibration.expected_calibration_error([0.75] * 4, [True, True, True, False]) == pytest.approx(0)
+    assert error([0.75] * 4, [True, True, True, False]) == pytest.approx(0)
 
 
 def test_error_is_weighted_by_the_cases_of_a_bin():
-    error = calibration.expected_calibration_error([1.0, 1.0, 1.0, 0.5], [True, True, False, True])
+    assert error([1.0, 1.0, 1.0, 0.5], [True, True, False, True]) == pytest.approx((1 + 0.5) / 4, abs=1e-6)
 
-    assert error == pytest.approx((1 + 0.5) / 4)
+
+def error(confidences, correct):
+    return calibration.expected_calibration_error(calibration.reliability(confidences, correct))
 
 
 @pytest.mark.parametrize("arguments", [([], []), ([0.5], [])])
-def test_error_needs_cases(arguments):
+def test_bins_need_cases(arguments):
     with pytest.raises(ValueError, match="there must be cases"):
-        calibration.expected_calibration_error(*arguments)
+        calibration.reliability(*arguments)
 
 
 def test_temperature_needs_cases():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -144,9 +145,11 @@ def test_calibrate_fits_an_embedding_model_for_labels_that_a_request_names(tmp_p
     rows = ({"text": chr(97 + i % 26), "label": "xyz"[i % 3]} for i in range(COUNT))
     data.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     assert "Name --task zero-shot." in calibrate(made.path, data).output
-    result = calibrate(made.path, data, "--task", "zero-shot")
+    result = calibrate(made.path, data, "--task", "zero-shot", "--picture", tmp_path / "reliability.svg")
 
     assert result.exit_code == 0, result.output
+    texts = re.findall(r"<!-- (.*) -->", (tmp_path / "reliability.svg").read_text("utf-8"))
+    assert {"choice", "predicate", "confidence", "before", "after"} <= set(texts)
     found = open_artifact(made.path)
     card = found.card()["calibration"]
     predicate = card["types"]["predicate"]
@@ -156,6 +159,7 @@ def test_calibrate_fits_an_embedding_model_for_labels_that_a_request_names(tmp_p
     )
     assert predicate["calibrated_error"] < predicate["raw_error"]
     assert "predicates: temperature" in result.output
+    assert sum(answers for answers, _, _ in predicate["calibrated_bins"]) == COUNT  # a right and a wrong label each
     assert found.card()["calibration"]["fitted_on"] == COUNT // 2
 
 

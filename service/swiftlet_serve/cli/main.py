@@ -235,6 +235,11 @@ def import_(source: str, out: Path, data: Path | None, limit: int | None, **opti
     help="Share of right answers, in percent, that decisions are to have: less sure ones are refused. Default: none.",
 )
 @click.option(
+    "--picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="SVG for reliability diagrams: the share of right answers over the confidence. Default: none.",
+)
+@click.option(
     "--activations", is_flag=True, help="Find ranges of activations for onnx_cpu, and leave the probabilities alone."
 )
 def calibrate(
@@ -247,6 +252,7 @@ def calibrate(
     predicates: tuple[tuple[str, str], ...],
     scores: tuple[tuple[str, str], ...],
     precision: float | None,
+    picture: Path | None,
     activations: bool,
 ) -> None:
     """Calibrates the probabilities of an artifact, or with --activations its activations.
@@ -259,6 +265,8 @@ def calibrate(
     from swiftlet_serve.inference.loading import load_model, locate_one
     from swiftlet_serve.offline.calibrate import calibrate, record
 
+    if picture is not None:
+        extras.require("plot")
     path = locate_one(artifact)
     if activations:  # the texts are enough: skip, engine and labels do not matter
         from swiftlet_serve.offline.activations import record as record_ranges
@@ -269,6 +277,10 @@ def calibrate(
     share = None if precision is None else precision / 100
     fit = calibrate(load_model(path, engine, task=task), data, skip=skip, limit=limit, precision=share)
     record(path, fit, dict(predicates), {score: labels.split(",") for score, labels in scores})
+    if picture is not None:
+        from swiftlet_serve.offline import reliability
+
+        reliability.draw(fit, picture)
     offset = f", offset {fit.offset:g}" if fit.offset else ""
     click.echo(
         f"temperature {fit.temperature:g}{offset} (fitted on {fit.fitted_on} examples)\n"

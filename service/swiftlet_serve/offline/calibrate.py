@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from swiftlet_models import calibration
 from swiftlet_models.artifact import Artifact, Decisions, open_artifact, seal
+from swiftlet_models.calibration import Bin
 from swiftlet_models.datasets import DatasetError
 from swiftlet_serve import evaluation
 from swiftlet_serve.errors import SetupError
@@ -33,6 +34,8 @@ class Calibration:
     offset: float  # added to the log-odds of an answer before the division; 0 for labels
     raw_error: float
     calibrated_error: float
+    raw_bins: Sequence[Bin]
+    calibrated_bins: Sequence[Bin]
     types: Mapping[str, TypeFit] = field(default_factory=dict)  # by the type of question, of models with labels
 
 
@@ -92,7 +95,8 @@ def _calibrate_labels(model: LoadedModel, cases: Sequence[Case], data: Path, pre
         "predicate": type_fits.predicate(examples, temperature, precision, exclusive=exclusive),
     }
     sizes, choice = (len(rows[::2]), len(rows[1::2])), types["choice"]
-    return Calibration(_name(data), *sizes, temperature, 0.0, choice.raw_error, choice.calibrated_error, types)
+    errors, bins = (choice.raw_error, choice.calibrated_error), (choice.raw_bins, choice.calibrated_bins)
+    return Calibration(_name(data), *sizes, temperature, 0.0, *errors, *bins, types)
 
 
 def _calibrate_answers(model: LoadedModel, cases: Sequence[Case], data: Path) -> Calibration:
@@ -104,13 +108,14 @@ def _calibrate_answers(model: LoadedModel, cases: Sequence[Case], data: Path) ->
         halves[number % 2].extend(zip(map(calibration.log_odds, read(response)), right, strict=True))
     temperature, offset = (round(value, DIGITS) for value in calibration.fit_answers(*zip(*halves[0], strict=True)))
 
-    def error(temperature: float, offset: float) -> float:
+    def reliability(temperature: float, offset: float) -> list[Bin]:
         log_odds, right = zip(*halves[1], strict=True)
-        confidences = [calibration.sigmoid(odds + offset, temperature) for odds in log_odds]
-        return round(calibration.expected_calibration_error(confidences, right), DIGITS)
+        return calibration.reliability([calibration.sigmoid(odds + offset, temperature) for odds in log_odds], right)
 
     sizes = len(halves[0]), len(halves[1])
-    return Calibration(_name(data), *sizes, temperature, offset, error(1.0, 0.0), error(temperature, offset))
+    bins = reliability(1.0, 0.0), reliability(temperature, offset)
+    errors = [round(calibration.expected_calibration_error(one), DIGITS) for one in bins]
+    return Calibration(_name(data), *sizes, temperature, offset, *errors, *bins)
 
 
 def _name(data: Path) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from swiftlet_models import calibration
 from swiftlet_models.artifact import Fit
+from swiftlet_models.calibration import Bin
 from swiftlet_serve.errors import SetupError
 
 LEAST: Final = 20  # cases that each half needs: a bin of the error then has one or two
@@ -28,6 +29,8 @@ class TypeFit:
     calibrated_error: float  # and with it
     precision: float | None  # the share of right ones among the answers that are not refused; None if all are
     coverage: float  # the share of answers that are not refused
+    raw_bins: Sequence[Bin]
+    calibrated_bins: Sequence[Bin]
 
     @property
     def fit(self) -> Fit:
@@ -51,8 +54,8 @@ class Outcomes(NamedTuple):
     true: Sequence[bool]
 
     @property
-    def error(self) -> float:
-        return round(calibration.expected_calibration_error(self.probabilities, self.true), DIGITS)
+    def bins(self) -> list[Bin]:
+        return calibration.reliability(self.probabilities, self.true)
 
     def answers(self) -> Outcomes:
         """Returns the outcomes of predicates' answers: the answer to an unlikely one is no."""
@@ -84,7 +87,7 @@ def choice(cases: Sequence[Example], temperature: float, precision: float | None
 
     raw = outcomes(cases[1::2], 1.0)
     fitted, other = (outcomes(cases[half::2], temperature) for half in (0, 1))
-    return _judged("choice", Fit(temperature), raw.error, other.error, (fitted, other), precision)
+    return _judged("choice", Fit(temperature), raw.bins, other.bins, (fitted, other), precision)
 
 
 def predicate(cases: Sequence[Example], temperature: float, precision: float | None, *, exclusive: bool) -> TypeFit:
@@ -119,11 +122,16 @@ def predicate(cases: Sequence[Example], temperature: float, precision: float | N
     raw = outcomes(cases[1::2], 1.0, 0.0)
     fitted, other = (outcomes(cases[half::2], temperature, offset) for half in (0, 1))
     halves = fitted.answers(), other.answers()
-    return _judged("predicate", Fit(temperature, offset), raw.error, other.error, halves, precision)
+    return _judged("predicate", Fit(temperature, offset), raw.bins, other.bins, halves, precision)
 
 
 def _judged(
-    kind: str, fit: Fit, raw: float, calibrated: float, halves: tuple[Outcomes, Outcomes], precision: float | None
+    kind: str,
+    fit: Fit,
+    raw: Sequence[Bin],
+    calibrated: Sequence[Bin],
+    halves: tuple[Outcomes, Outcomes],
+    precision: float | None,
 ) -> TypeFit:
     """Returns a fit with the threshold for a precision on the first half, and what it refuses of the second one.
 
@@ -141,6 +149,6 @@ def _judged(
     probabilities, true = (np.array(values) for values in halves[1])
     sure = true[probabilities >= threshold]
     reached = round(float(sure.mean()), DIGITS) if len(sure) else None
-    return TypeFit(
-        fit.temperature, fit.offset, threshold, raw, calibrated, reached, round(len(sure) / len(true), DIGITS)
-    )
+    errors = [round(calibration.expected_calibration_error(bins), DIGITS) for bins in (raw, calibrated)]
+    coverage = round(len(sure) / len(true), DIGITS)
+    return TypeFit(fit.temperature, fit.offset, threshold, *errors, reached, coverage, raw, calibrated)
