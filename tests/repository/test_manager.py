@@ -7,6 +7,7 @@ import gc
 import json
 import shutil
 import threading
+import time
 import weakref
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from swiftlet_models.artifact import CARD, GOLDEN, MANIFEST, open_artifact
 from swiftlet_serve.errors import NotFound, SetupError
 from swiftlet_serve.repository import manager as manager_module
 from swiftlet_serve.repository.manager import LoadFailed
+from swiftlet_serve.repository.version import Version
 from tests.support.artifacts import reseal
 from tests.support.fakes import PATIENCE_S
 from tests.support.repositories import Served, StallingStore, make_version, served, want
@@ -357,6 +359,27 @@ async def test_control_loads_versions_and_aliases_and_unloads(root):
         damage(make_version(root, "flowers", 3))
         with pytest.raises(LoadFailed, match=CARD):
             await server.manager.load("flowers", 3)
+
+
+async def test_changes_at_the_same_time_all_take_effect(root):
+    for number in (2, 3):
+        make_version(root, "flowers", number)
+    want(root, flowers={"version": 1})
+    async with served(root) as server:
+        load = server.manager.load
+        await asyncio.gather(load("flowers", 2, "canary"), load("flowers", 3, "beta"))
+        assert [await server.version(f"flowers@{alias}") for alias in ("canary", "beta")] == [2, 3]
+        make_version(root, "trees", 1)  # the look sees it, and waits for the load
+        await asyncio.gather(load("flowers", 2), server.manager.look())
+        assert await server.version() == 2
+
+
+async def test_version_that_failed_for_a_week_is_tried_again(root):
+    version = Version("flowers", 1)
+    async with served(root) as server:
+        version.failures = 5000
+        server.manager._note_failure(version, "It is broken.")
+        assert 590 < version.retry_at - time.monotonic() < 601
 
 
 def size_of(version: Path) -> int:

@@ -33,8 +33,7 @@ from swiftlet_serve.types import Deadline
 
 log = logging.getLogger(__name__)
 
-RETRY_S: Final = 10.0  # until a failed version is loaded again; doubles each time
-MAX_RETRY_S: Final = 600.0
+RETRY_S: Final = (10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0)  # until a version that failed so often is loaded again
 USUAL_LOAD_S: Final = 2.0  # predicted for the first version
 LOOK_S: Final = 60.0  # a repository that does not respond for this time is unreachable
 
@@ -110,10 +109,11 @@ class ModelManager:
         for name, target in wanted.items():
             follows = models is None or models[name].fixed is None
             older = [number for number in reversed(self._seen.present[name]) if number < target.default]
-            failure = await self._change({name: target})
-            while failure and follows and older:  # the latest version is broken, and must not stop the server
-                failure = await self._change({name: target.model_copy(update={"default": older.pop(0)})})
-                self._failed_looks = 1  # so that it is tried again later
+            async with self._changing:
+                failure = await self._change({name: target})
+                while failure and follows and older:  # the latest version is broken, and must not stop the server
+                    failure = await self._change({name: target.model_copy(update={"default": older.pop(0)})})
+                    self._failed_looks = 1  # so that it is tried again later
             if failure:
                 raise SetupError(failure[0])
         self._cache.keep_only(self.versions.keys())
@@ -169,10 +169,11 @@ class ModelManager:
                 log.error("%s The served models stay.", error)  # noqa: TRY400  # as above
         else:
             self._valid = True
-            failures = await self._change(wanted | self._explicit, others=False)
+            async with self._changing:
+                failures = await self._change(wanted | self._explicit, others=False)
             self._forget_failed()
         self._failed_looks = self._failed_looks + 1 if failures else 0
-        self._retry_at = time.monotonic() + min(MAX_RETRY_S, RETRY_S * 2**self._failed_looks)
+        self._retry_at = time.monotonic() + _retry_s(self._failed_looks + 1)
 
     @property
     def reachable(self) -> bool:
@@ -225,17 +226,16 @@ class ModelManager:
         version = number or next(reversed(present), None)
         if version is None or version not in present:
             raise NotFound("unknown_model", "The model repository has no such version.")
-        before = self._serving.get(name)
-        if alias in (None, DEFAULT):
-            wanted = (before or Wanted(default=version)).model_copy(
-                update={"default": version, "split": (), "shadow": None}
-            )
-        else:
-            before = before or Wanted(default=version)
-            wanted = before.model_copy(update={"aliases": {**before.aliases, alias: version}})
-        if failures := await self._change({name: wanted}):
-            raise LoadFailed(failures[0])
-        self._explicit[name] = wanted
+        async with self._changing:
+            before = self._serving.get(name) or Wanted(default=version)
+            if alias in (None, DEFAULT):
+                update = {"default": version, "split": (), "shadow": None}
+            else:
+                update = {"aliases": {**before.aliases, alias: version}}
+            wanted = before.model_copy(update=update)
+            if failures := await self._change({name: wanted}):
+                raise LoadFailed(failures[0])
+            self._explicit[name] = wanted
 
     async def unload(self, name: str) -> None:
         """Stops serving a model. Returns once its requests have ended.
@@ -243,10 +243,11 @@ class ModelManager:
         Raises:
             NotFound: the model is not served.
         """
-        if name not in self._serving:
-            raise unknown_name()
-        await self._change({name: None})
-        self._explicit[name] = None
+        async with self._changing:
+            if name not in self._serving:
+                raise unknown_name()
+            await self._change({name: None})
+            self._explicit[name] = None
 
     async def wait_for_model(self, missing: ModelLoading, deadline: Deadline) -> None:
         """Loads a version that a request needs, and waits for it.
@@ -291,26 +292,25 @@ class ModelManager:
     async def _change(self, wanted: Mapping[str, Wanted | None], *, others: bool = True) -> list[str]:
         """Serves these models, and `others` that are served already. None ends a model.
 
-        A model that cannot be changed stays as it is. Returns the reasons.
+        A model that cannot be changed stays as it is. Returns the reasons. The caller holds `_changing`.
         """
         failures = []
-        async with self._changing:
-            serving: dict[str, Wanted] = {}
-            before = self._serving
-            for name, target in {**(self._serving if others else {}), **wanted}.items():
-                try:
-                    if target is not None and target != self._serving.get(name):
-                        await self._prepare(name, target)
-                except FAULTS as error:
-                    failures.append(f"{name} cannot be served: {error}")
-                    log.error("%s It stays as it was.", failures[-1])  # noqa: TRY400  # the message suffices
-                    target = self._serving.get(name)
-                if target is not None:
-                    serving[name] = target
-            self._serving = serving
-            self._publish()
-            _log_changes(before, serving)
-            await self._release_unused()
+        serving: dict[str, Wanted] = {}
+        before = self._serving
+        for name, target in {**(self._serving if others else {}), **wanted}.items():
+            try:
+                if target is not None and target != self._serving.get(name):
+                    await self._prepare(name, target)
+            except FAULTS as error:
+                failures.append(f"{name} cannot be served: {error}")
+                log.error("%s It stays as it was.", failures[-1])  # noqa: TRY400  # the message suffices
+                target = self._serving.get(name)
+            if target is not None:
+                serving[name] = target
+        self._serving = serving
+        self._publish()
+        _log_changes(before, serving)
+        await self._release_unused()
         return failures
 
     async def _prepare(self, name: str, wanted: Wanted) -> None:
@@ -391,7 +391,7 @@ class ModelManager:
 
     def _note_failure(self, version: Version, reason: str) -> None:
         version.state, version.reason, version.failures = "failed", reason, version.failures + 1
-        version.retry_at = time.monotonic() + min(MAX_RETRY_S, RETRY_S * 2 ** (version.failures - 1))
+        version.retry_at = time.monotonic() + _retry_s(version.failures)
         self.loads[version.name, "failed"] += 1
         log.error("%s could not be loaded: %s", version, reason)
 
@@ -464,6 +464,10 @@ class ModelManager:
             self._publish()
             await self._shadows.close_ended()
             await self._runtime.remove_version(pipeline)
+
+
+def _retry_s(failures: int) -> float:
+    return RETRY_S[min(failures, len(RETRY_S)) - 1]
 
 
 def _log_changes(before: Mapping[str, Wanted], now: Mapping[str, Wanted]) -> None:
