@@ -21,15 +21,20 @@ from swiftlet_serve.machine.cores import physical_cores, usable_cores
         ({"cpu.max": "100000 100000"}, 1),
         ({"cpu.max": "50000 100000"}, 1),
         ({"cpu.max": "1600000 100000"}, 8),
+        ({"own/cpu.max": "400000 100000", "cpu.max": "max 100000"}, 4),
+        ({"own/cpu.max": "max 100000", "cpu.max": "300000 100000"}, 3),
         ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
         ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ({"cpu/own/cpu.cfs_quota_us": "200000", "cpu/own/cpu.cfs_period_us": "100000"}, 2),
         ({"cpu.max": "nonsense"}, 8),
     ],
 )
 def test_usable_cores_respects_the_cpu_quota(files, cores, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    is_old = any(name.startswith("cpu/") for name in files)
+    membership = {"proc/self/cgroup": f"{'4:cpu,cpuacct' if is_old else '0:'}:/own"}
+    for name, text in ({f"sys/fs/cgroup/{name}": text for name, text in files.items()} | membership).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
 
     assert usable_cores(tmp_path) == cores

@@ -213,6 +213,11 @@ def test_a_file_is_no_cache(tmp_path: Path) -> None:
         ModelCache(str(tmp_path / "file"))
 
 
+def test_a_user_without_a_home_directory_is_told() -> None:
+    with pytest.raises(SetupError, match=r"no home directory\. Set model_cache"):
+        ModelCache("~nobody-of-this-name/cache")
+
+
 def test_a_temporary_cache_ends_with_its_process(checkpoint: Path) -> None:
     made = subprocess.run(
         [sys.executable, "-c", SERVE, "none", str(checkpoint)], stdout=subprocess.PIPE, check=True, text=True

@@ -6,10 +6,12 @@ the server's life have no effect: the other server has its own.
 
 from __future__ import annotations
 
+import atexit
 import os
 from functools import cache
 from typing import Any
 
+from swiftlet_serve import build_info
 from swiftlet_serve.http.app import Application, create_app
 from swiftlet_serve.http.gate.api_keys import ApiKeys
 from swiftlet_serve.inference.local_runtime import LocalRuntime
@@ -24,11 +26,13 @@ def create_application(settings: Settings) -> tuple[Application, LocalRuntime]:
     Worker processes run the engines. The application's lifespan opens and closes the runtime.
 
     Raises:
-        ArtifactError, SetupError: a model cannot be served, or a setting is invalid.
+        ArtifactError, SetupError: a model cannot be served, a setting is invalid, or traces need a package.
     """
     keys = None if settings.api_keys_file is None else ApiKeys.read(settings.api_keys_file)
     runtime = LocalRuntime.start(settings)
-    return create_app(runtime, keys, Observers(None, logs=False).all, create_manager(runtime)), runtime
+    observers = Observers.create(settings.traces_endpoint, build_info.version(), logs=settings.access_log)
+    atexit.register(observers.close)  # not by the lifespan, which some servers run twice and others never
+    return create_app(runtime, keys, observers.all, create_manager(runtime)), runtime
 
 
 @cache

@@ -143,8 +143,8 @@ class Settings(BaseSettings):
     )
     trusted_proxies: Annotated[tuple[IPvAnyNetwork, ...], NoDecode] = Field(
         (),
-        description="Addresses or networks of proxies, separated by commas, whose X-Forwarded-For and "
-        "X-Forwarded-Proto headers are trusted. Empty: none.",
+        description="Addresses or networks of proxies, separated by commas, whose X-Forwarded-For headers are trusted. "
+        "Empty: none.",
     )
     dialects: Annotated[tuple[str, ...], NoDecode] = Field(
         (),

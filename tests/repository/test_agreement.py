@@ -34,6 +34,8 @@ PLACE = {"entity_group": "LOC", "score": 0.9, "word": "Bern", "start": 9, "end":
         ([[1.0, 0.0]], [[1.0, 0.0]], True, True, 0.0),
         ([[1.0, 0.0]], [[0.0, 1.0]], True, False, 1.0),
         ([[1.0, 0.0]], [[1.0]], True, False, 1.0),
+        ([[[1.0, 0.0]]], [[[1.0]]], True, False, 0.0),
+        ([{"indices": [1], "values": [1.0]}], [[[1.0]]], True, False, 0.0),
         (
             {"sequence": "a", "labels": ["x", "y"], "scores": [0.6, 0.4]},
             {"sequence": "a", "labels": ["x", "y"], "scores": [0.9, 0.1]},

@@ -51,6 +51,13 @@ async def test_names_with_aliases_work_in_every_protocol(path, body, root):
         assert "v1-" not in response.text
 
 
+async def test_server_without_a_model_says_that_there_is_none(root):
+    async with served(root) as server, client(server) as http:
+        await server.manager.unload("flowers")
+        response = await http.get("/info")
+        assert (response.status_code, response.json()["code"]) == (404, "unknown_model")
+
+
 async def test_models_page_shows_the_versions(root):
     async with served(root) as server:
         model = (await server.models())["flowers"]

@@ -91,6 +91,7 @@ async def test_clients_cannot_create_series(artifact_dir):
          "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.5",
          "application/openmetrics-text"),
         ("text/plain;q=0.2,application/openmetrics-text;q=0.1", "text/plain"),
+        ("text/plain;q=0.2,application/openmetrics-text;q=²".encode("latin-1"), "text/plain"),
     ],
 )  # fmt: skip
 def test_format_is_the_one_that_the_scraper_prefers(artifact_dir, accept, media_type):

@@ -15,6 +15,7 @@ from swiftlet_serve.bulk import formats
 from swiftlet_serve.bulk.budget import Budget
 from swiftlet_serve.bulk.plan import SHARD_ROWS
 from swiftlet_serve.cli import progress
+from swiftlet_serve.machine.cores import usable_cores
 from swiftlet_serve.settings import Settings
 
 DEFAULTS: Final = Settings.model_fields
@@ -150,7 +151,7 @@ def score(
         input=input,
         model=model,
         out=out,
-        cores=cores or Settings().cores,
+        cores=cores or usable_cores(),
         columns=dict(columns),
         parameters={name: _value(value) for name, value in parameters},
         keep=keep or None,

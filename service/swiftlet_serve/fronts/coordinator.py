@@ -150,6 +150,7 @@ class Coordinator:
         except BaseException as error:
             front.kill()
             self._on_lost(front)
+            del self._lost[front]
             if isinstance(error, TimeoutError):
                 raise SetupError(f"A front process was not ready after {START_TIMEOUT_S:g} s.") from None
             raise
@@ -202,7 +203,7 @@ class Coordinator:
                     await asyncio.sleep(back_off_s(failures))
                 try:
                     replacement = await self._start(front.index)
-                except SetupError as error:
+                except Exception as error:  # this loop must not end
                     failures += 1
                     log.error("front process failed to start (attempt %d): %s", failures, error)  # noqa: TRY400  # the message suffices
                     continue
@@ -213,9 +214,10 @@ class Coordinator:
 
     def _on_lost(self, front: FrontProcess) -> None:
         """Keeps the statistics of a lost front, and lets the others accept its connections."""
-        if self._lost[front].is_set():
+        lost = self._lost.get(front)
+        if lost is None or lost.is_set():
             return
-        self._lost[front].set()
+        lost.set()
         was_ready = self._fronts.get(front.index) is front
         if was_ready:
             del self._fronts[front.index]

@@ -85,7 +85,7 @@ def _model(runtime: Runtime, request: object) -> Message:
     pipeline = tensor_inference.find(runtime, request.name, request.version)
     return pb.ModelMetadataResponse(
         name=pipeline.model.manifest.name,
-        versions=[pipeline.version_name],
+        versions=tensor_inference.versions_of(runtime, pipeline),
         platform="swiftlet",
         inputs=messages.metadata(tensor_inference.inputs_of(pipeline)),
         outputs=messages.metadata(tensor_inference.outputs_of(pipeline)),

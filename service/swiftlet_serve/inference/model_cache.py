@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -73,6 +74,8 @@ class ModelCache:
                 return
             self._root = Path(location).expanduser() if location else default_directory()
             self._root.mkdir(parents=True, exist_ok=True)
+        except RuntimeError:  # ~ or ~name stands for no directory
+            raise SetupError("The user has no home directory. Set model_cache to a directory, or to none.") from None
         except OSError as error:
             raise self._unusable(error) from None
 
@@ -100,7 +103,8 @@ class ModelCache:
         found = []
         for manifest in self._root.glob(f"*/*/{MANIFEST}"):
             path, entry = manifest.parent, manifest.parents[1]
-            found.append(Entry(path, sum(file.stat().st_size for file in path.iterdir()), entry.stat().st_mtime))
+            with suppress(FileNotFoundError):  # another process removes it
+                found.append(Entry(path, sum(file.stat().st_size for file in path.iterdir()), entry.stat().st_mtime))
         return sorted(found, key=lambda entry: -entry.used)
 
     def remove(self, entry: Entry) -> bool:

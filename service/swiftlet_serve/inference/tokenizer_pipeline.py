@@ -39,6 +39,7 @@ class TokenizerPipeline(Pipeline):
         """
         model = replace(pipeline.model, task=task)  # type: ignore[arg-type]  # no other part of a task is used
         super().__init__(model, pipeline._scheduler, pipeline._threads, pipeline._settings, version=pipeline.version)
+        self._timer = pipeline._timer  # a timer of its own would stay in the loop until the deadline
         self._write = write
 
     async def answer(

@@ -6,18 +6,23 @@ import os
 from pathlib import Path
 from typing import Final
 
-CGROUP: Final = Path("/sys/fs/cgroup")
+from swiftlet_serve.machine import cgroup
+
 CPUS: Final = Path("/sys/devices/system/cpu")
+NO_QUOTA: Final = float(1 << 20)
 
 
-def usable_cores(cgroup: Path = CGROUP) -> int:
-    """Returns the number of cores of this process: its affinity, limited by the CPU quota of its control group."""
+def usable_cores(root: Path = cgroup.ROOT) -> int:
+    """Returns the number of cores of this process: its affinity, limited by the CPU quotas of its control groups.
+
+    `root` has the folders `proc` and `sys`.
+    """
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # not available on macOS and Windows
         cores = os.cpu_count() or 1
     # Rounded down: the kernel throttles a surplus thread in the middle of a batch, which delays all of its requests.
-    return max(1, min(cores, int(_quota(cgroup))))
+    return max(1, min(cores, int(min(map(_quota, cgroup.folders("cpu", root))))))
 
 
 def physical_cores(cpus: Path = CPUS) -> int:
@@ -42,15 +47,15 @@ def _siblings(topology: Path) -> str:
     return ""
 
 
-def _quota(cgroup: Path) -> float:
-    """Returns the CPU quota in cores, or a very large number without a quota."""
+def _quota(folder: Path) -> float:
+    """Returns the CPU quota of a control group in cores, or a very large number without a quota."""
     try:
         try:
-            quota, period = (cgroup / "cpu.max").read_text("ascii").split()
+            quota, period = (folder / "cpu.max").read_text("ascii").split()
         except FileNotFoundError:
-            quota = (cgroup / "cpu/cpu.cfs_quota_us").read_text("ascii")
-            period = (cgroup / "cpu/cpu.cfs_period_us").read_text("ascii")
+            quota = (folder / "cpu.cfs_quota_us").read_text("ascii")
+            period = (folder / "cpu.cfs_period_us").read_text("ascii")
         limit = int(quota) / int(period)
     except (OSError, ValueError):  # there is no control group, or the quota is "max"
-        return float(1 << 20)
-    return limit if limit > 0 else float(1 << 20)
+        return NO_QUOTA
+    return limit if limit > 0 else NO_QUOTA

@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from swiftlet_serve.machine import cgroup
+
 M_TRIM_THRESHOLD: Final = -1  # malloc.h
 M_MMAP_THRESHOLD: Final = -3
 LARGE_BYTES: Final = 1 << 17
@@ -47,45 +49,33 @@ class CgroupMemory(NamedTuple):
         return ", ".join(parts)
 
 
-def cgroup_memory(root: Path = Path("/")) -> CgroupMemory:
+def cgroup_memory(root: Path = cgroup.ROOT) -> CgroupMemory:
     """Reads the memory of this process's cgroup, of version 2 or 1. `root` has the folders `proc` and `sys`."""
-    mount = root / "sys/fs/cgroup"
-    paths: dict[str, str] = {}
-    for line in _lines(root / "proc/self/cgroup"):
-        _, controllers, path = line.split(":", 2)
-        paths |= dict.fromkeys(controllers.split(","), path.lstrip("/"))
-    if "memory" in paths:
-        base, names = mount / "memory", ("memory.limit_in_bytes", "memory.max_usage_in_bytes", "memory.oom_control")
-    else:
-        base, names = mount, ("memory.max", "memory.peak", "memory.events")
-    own = base / paths.get("memory", paths.get("", ""))
-    if not own.is_relative_to(base) or not own.is_dir():  # a container sees its own cgroup as the root
-        own = base
+    folders = cgroup.folders("memory", root)
     limits = {}  # by folder: the smallest of all ancestors holds
-    for folder in (own, *own.parents):
-        if (limit := _number(folder / names[0])) is not None:
+    for folder in folders:
+        if (limit := _number(folder, "memory.max", "memory.limit_in_bytes")) is not None:
             limits[folder] = limit
-        if folder == base:
-            break
-    tightest = min(limits, key=lambda folder: limits[folder], default=own)
-    events = dict(line.split(" ", 1) for line in _lines(tightest / names[2]) if " " in line)
-    kills = events.get("oom_kill", "")
+    tightest = min(limits, key=lambda folder: limits[folder], default=folders[0])
+    lines = [line for name in ("memory.events", "memory.oom_control") for line in cgroup.lines(tightest / name)]
+    kills = dict(line.split(" ", 1) for line in lines if " " in line).get("oom_kill", "")
     return CgroupMemory(
-        limits.get(tightest), _number(tightest / names[1]), int(kills) if kills.strip().isdecimal() else None
+        limits.get(tightest),
+        _number(tightest, "memory.peak", "memory.max_usage_in_bytes"),
+        int(kills) if kills.strip().isdecimal() else None,
     )
 
 
-def _lines(file: Path) -> list[str]:
-    try:
-        return file.read_text("utf-8").splitlines()
-    except (OSError, ValueError):
-        return []
+def _number(folder: Path, *names: str) -> int | None:
+    """Returns the number in the first of these files that has one, as they are called in version 2 and 1.
 
-
-def _number(file: Path) -> int | None:
-    """Returns the number in a file; None if the file is missing or means that there is no limit."""
-    text = "".join(_lines(file)).strip()
-    return int(text) if text.isdecimal() and int(text) < NO_LIMIT else None
+    None means that there is none, or no limit.
+    """
+    for name in names:
+        text = "".join(cgroup.lines(folder / name)).strip()
+        if text.isdecimal() and int(text) < NO_LIMIT:
+            return int(text)
+    return None
 
 
 def resident_bytes() -> int:

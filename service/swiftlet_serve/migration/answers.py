@@ -63,10 +63,7 @@ def compare(existing: Sequence[Answer], candidate: Sequence[Answer] | None) -> l
 
 
 def _compare(existing: Answer, candidate: Answer) -> Compared:
-    try:
-        same = compare_one(existing.value, candidate.value)
-    except (ValueError, TypeError, OverflowError):  # numbers that are too large, or of another shape
-        same = Agreement(agrees=False, shift=0.0)
+    same = compare_one(existing.value, candidate.value)
     agrees = same.agrees and existing.kind == candidate.kind
     return Compared(existing.kind, same._replace(agrees=agrees), _kendall(existing.value, candidate.value))
 

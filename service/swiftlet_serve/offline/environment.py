@@ -11,6 +11,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from swiftlet_serve import build_info
+from swiftlet_serve.machine.cores import usable_cores
+
 ROOT: Final = Path(__file__).resolve().parents[3]
 VECTOR_INSTRUCTIONS: Final = {"avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8"}
 PACKAGES: Final = ("swiftlet-serve", "onnxruntime", "fastapi", "uvloop")
@@ -33,7 +36,7 @@ class Environment:
 
 def current_environment(*packages: str) -> Environment:
     """Returns the current environment. `packages` are further packages to list."""
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     return Environment(
         f"{datetime.now(UTC):%Y-%m-%d}",
         _commit() or "unknown",
@@ -61,7 +64,9 @@ def processor() -> str:
 
 
 def _commit() -> str:
-    """Returns the description of the current commit, or an empty string outside a git repository."""
+    """Returns the description of the current commit, or the revision of what is installed."""
+    if not (ROOT / ".git").exists():  # git would describe any repository around the installation
+        return build_info.revision()
     command = ["git", "describe", "--always", "--dirty", "--tags"]
     try:
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()  # noqa: S603  # ours

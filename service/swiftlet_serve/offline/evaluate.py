@@ -201,7 +201,7 @@ def _check_comparable(first: Evaluation, second: Evaluation) -> None:
 
 async def _send(model: LoadedModel, bodies: Sequence[dict[str, Any]], progress: Progress | None) -> list[Any]:
     """Sends requests through a pipeline, and closes the model. Returns the responses in order."""
-    runtime = LocalRuntime.of(Settings(), [model])
+    runtime = LocalRuntime.of(Settings.model_construct(), [model])  # not those of a server, in the environment
     (pipeline,) = runtime.pipelines.values()
     slots = asyncio.Semaphore(CONCURRENCY)
     done = 0

@@ -44,7 +44,14 @@ def _per_input(answer: Any, several: bool) -> list[Any]:
 
 
 def compare_one(served: Any, candidate: Any) -> Agreement:
-    """Compares two answers about one input, as plain JSON."""
+    """Compares two answers about one input, as plain JSON. Those of different shapes differ."""
+    try:
+        return _compare_one(served, candidate)
+    except (ValueError, TypeError, OverflowError):  # vectors of another kind or size; numbers too large
+        return Agreement(agrees=False, shift=0.0)
+
+
+def _compare_one(served: Any, candidate: Any) -> Agreement:
     if _is_vector(served) and _is_vector(candidate):
         cosine = _cosine(served, candidate)
         return Agreement(cosine >= EQUAL_VECTORS, 1 - cosine)

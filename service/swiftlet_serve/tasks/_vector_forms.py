@@ -222,9 +222,14 @@ def max_sim(query: Floats, document: Floats) -> float:
 
 
 def similarity(first: Form, second: Form) -> float:
-    """Returns the similarity of two texts in the same form, 1 for equal ones: a cosine, or the mean over MaxSim."""
+    """Returns the similarity of two texts, 1 for equal ones: a cosine, or the mean over MaxSim.
+
+    Raises:
+        ValueError: their vectors differ in form or width.
+    """
     if isinstance(first, Sparse) or isinstance(second, Sparse):
-        assert isinstance(first, Sparse) and isinstance(second, Sparse)  # noqa: S101, PT018  # for the type checker
+        if not (isinstance(first, Sparse) and isinstance(second, Sparse)):
+            raise ValueError("the forms differ.")  # noqa: TRY004  # as numpy, if the widths differ
         length = float(np.sqrt(dot(first, first) * dot(second, second)))
         return dot(first, second) / length if length else float(len(first.ids) == len(second.ids))
     return cosine(first, second) if first.ndim == 1 else max_sim(first, second) / max(1, len(first))

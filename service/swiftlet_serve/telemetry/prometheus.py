@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import platform
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
@@ -33,6 +34,7 @@ from swiftlet_serve.telemetry.request_stats import DISCONNECTED, OUTCOMES, Model
 from swiftlet_serve.telemetry.snapshot import Snapshot, SnapshotSource
 
 TEXT, OPENMETRICS = "text/plain", "application/openmetrics-text"
+QUALITY: Final = re.compile(r"[01](\.[0-9]{0,3})?")  # RFC 9110, section 12.4.2
 FORMATS: Final = {
     TEXT: "text/plain; version=0.0.4; charset=utf-8",
     OPENMETRICS: "application/openmetrics-text; version=1.0.0; charset=utf-8",
@@ -97,7 +99,7 @@ def preferred(accept: str) -> str:
     for item in accept.split(","):
         media_type, *parameters = [part.strip().lower() for part in item.split(";")]
         quality = next((part[2:] for part in parameters if part.startswith("q=")), "1")
-        if media_type in FORMATS and quality.replace(".", "", 1).isdigit() and float(quality) > best_quality:
+        if media_type in FORMATS and QUALITY.fullmatch(quality) and float(quality) > best_quality:
             best, best_quality = media_type, float(quality)
     return best
 

@@ -109,7 +109,9 @@ def test_attribute_sets_the_deadline(client, artifact_dir):
     with TestClient(create_app(make_runtime(artifact_dir), observers=[records.append])) as observed:
         invoke(observed, {"inputs": "a"}, **{ATTRIBUTES: "timeout-ms=4000"})
 
-    assert records[0].timeout_s == 4
+        invoke(observed, {"inputs": "a"}, **{ATTRIBUTES: "timeout-ms=4000", "X-Request-Timeout-Ms": "3000"})
+
+    assert [record.timeout_s for record in records] == [4, 3]
     for value in ("0", "600001", "1.5", "²", "", SECRET):
         problem = assert_problem(
             invoke(client, {"inputs": "a"}, **{ATTRIBUTES: f"timeout-ms={value}".encode()}), 422, "validation_failed"

@@ -267,4 +267,6 @@ def test_record_names_the_owner_of_the_key_or_the_address(artifact_dir):
         with TestClient(app) as client:
             client.get("/models", headers={"X-API-Key": KEY})
 
-        assert [record.client for record in records] == [name]
+            client.get("/models", headers={"X-API-Key": OTHER})
+
+        assert [record.client for record in records] == [name, "testclient"]

@@ -86,6 +86,13 @@ def find(runtime: Runtime, name: str, version: str = "", choice: VersionChoice =
     return pipeline
 
 
+def versions_of(runtime: Runtime, pipeline: Pipeline) -> list[str]:
+    """Returns the versions of a pipeline's model that are served."""
+    if pipeline.version is None:
+        return [pipeline.version_name]
+    return [str(version) for version in runtime.catalog.models[pipeline.model.manifest.name].pipelines]
+
+
 def inputs_of(pipeline: Pipeline) -> list[Slot]:
     """Returns the inputs of a model."""
     request: type[Request] = pipeline.model.task.Request

@@ -207,18 +207,12 @@ def _describe(runtime: Runtime, parameters: Mapping[str, str]) -> Response:
     return JSONResponse(
         {
             "name": manifest.name,
-            "versions": _versions(runtime, pipeline),
+            "versions": tensor_inference.versions_of(runtime, pipeline),
             "platform": "swiftlet",
             "inputs": [slot._asdict() for slot in tensor_inference.inputs_of(pipeline)],
             "outputs": [slot._asdict() for slot in tensor_inference.outputs_of(pipeline)],
         }
     )
-
-
-def _versions(runtime: Runtime, pipeline: Pipeline) -> list[str]:
-    if pipeline.version is None:
-        return [pipeline.version_name]
-    return [str(version) for version in runtime.catalog.models[pipeline.model.manifest.name].pipelines]
 
 
 def _index(runtime: Runtime, _: Mapping[str, str]) -> Response:

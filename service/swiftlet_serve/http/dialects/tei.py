@@ -343,7 +343,7 @@ def _refuse(pointer: str, code: str, detail: str) -> None:
 
 
 def _info(runtime: Runtime, _: Mapping[str, str]) -> Response:
-    pipeline = next(iter(runtime.tasks.values()))
+    pipeline = runtime.catalog.find(None)
     manifest, limits = pipeline.model.manifest, runtime.settings
     return JSONResponse(
         {

@@ -146,8 +146,8 @@ class ModelEndpoint(Endpoint):
         record.version = pipeline.version
         record.characters = characters(task_request.inputs)  # type: ignore[attr-defined]  # every task has them
         if timeout_s is not None:
-            record.timeout_s = timeout_s
-            request.deadline = min(request.deadline, request.head.received + timeout_s)
+            record.timeout_s = min(timeout_s, request.deadline - request.head.received)
+            request.deadline = request.head.received + record.timeout_s
         try:
             max_bytes = self._max_response_bytes(pipeline, task_request, len(request.body))
             answer = await pipeline.answer(task_request, request.response_deadline, request.priority, record)

@@ -202,8 +202,10 @@ class Gate:
         if is_trusted(address, trusted):
             forwarded = [value.decode("latin-1") for name, value in head.headers if name == b"x-forwarded-for"]
             address = client_address(address, forwarded, trusted)
-        owner = None if self._keys is None or request.route.public else _owner(self._keys, request.headers)
-        request.record.client, request.record.account = owner or address, owner or client_of(address)
+        record = request.record
+        record.client, record.account = address, client_of(address)  # also of a request without a valid key
+        if self._keys is not None and not request.route.public:
+            record.client = record.account = _owner(self._keys, request.headers)
 
     def _admit(self, request: Request) -> None:
         """Sets the deadline of a request that runs a model, and checks that it can be met.
