@@ -125,7 +125,9 @@ def _drive(ends: Sequence[socket.socket], together: int, rounds: int) -> None:
 def _read_results(end: socket.socket, count: int) -> None:
     received = b""
     while count:
-        received += end.recv(1 << 20)
+        if not (data := end.recv(1 << 20)):
+            raise ConnectionError("the engine's process ended.")
+        received += data
         while len(received) >= HEADER.size and len(received) >= (size := HEADER.unpack_from(received)[0]):
             count -= HEADER.unpack_from(received)[1] == Kind.RESULT
             received = received[size:]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -106,7 +107,7 @@ def against_reference(task: str, texts: Sequence[Any], found: Sequence[Any], exp
             if differences[-1] > (TOLERANCE if task == "embed" else 1):
                 print(f"{text!r:.200}\n  {str(a)[:300]}\n  {str(b)[:300]}", file=sys.stderr)
     equal = [d for d in differences if d <= (TOLERANCE if task == "embed" else 1)]
-    return [f"{len(texts):,}", f"{len(differences):,}", f"{len(equal):,}", f"{max(equal):.1e}"]
+    return [f"{len(texts):,}", f"{len(differences):,}", f"{len(equal):,}", f"{max(equal, default=math.nan):.1e}"]
 
 
 def against_fp32(task: str, fp32: Sequence[Any], int8: Sequence[Any]) -> list[str]:

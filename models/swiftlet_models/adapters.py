@@ -115,8 +115,9 @@ class Adapter:
         with open_tensors(self.directory, TENSORS) as tensors:
             counts = {len(tensor) for name, tensor in _plain(tensors).items() if _HEAD.search(name) and tensor.shape}
         labels = settings.get("id2label")
-        if len(counts) == 1 and counts != {len(labels) if isinstance(labels, dict) else settings.get("num_labels", 2)}:
-            settings |= {"num_labels": counts.pop(), "id2label": None, "problem_type": None}
+        declared = len(labels) if isinstance(labels, dict) else settings.get("num_labels", 2)
+        if len(counts) == 1 and (count := counts.pop()) != declared:
+            settings |= {"num_labels": count, "id2label": None, "problem_type": None}
         return settings
 
     @contextmanager

@@ -112,9 +112,12 @@ class Tensor:
         """Raises WeightsError if a number is not finite in fp32, or the file has become shorter."""
         stored: Array = np.empty(shape, TYPES[self.kind])
         row_bytes = math.prod(self.shape[1:]) * stored.itemsize
-        into = stored.reshape(-1).view(np.uint8).data
-        if os.preadv(self.descriptor, [into], self.at + row * row_bytes) < stored.nbytes:
-            raise WeightsError("the file of the parameters was changed while it was read.")
+        into, at = stored.reshape(-1).view(np.uint8).data, self.at + row * row_bytes
+        done = 0
+        while done < stored.nbytes:  # a call reads 2 GiB at most
+            if not (count := os.preadv(self.descriptor, [into[done:]], at + done)):
+                raise WeightsError("the file of the parameters was changed while it was read.")
+            done += count
         if self.kind not in FLOATS:
             return stored
         if self.kind == "BF16":

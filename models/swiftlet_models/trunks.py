@@ -61,7 +61,14 @@ def _trunk(path: Path) -> Trunk | None:
             tensors = read_header(file)
     except (ModelError, ValueError, OSError):
         return None
-    own = replace(traits, classifier_pooling="cls", classifier_norm=False, prediction_map=True)  # the head's
+    own = replace(  # without what is the head's
+        traits,
+        classifier_pooling="cls",
+        pooler=None,
+        classifier_norm=False,
+        prediction_map=True,
+        prediction_act="gelu",
+    )
     shapes = {(name, tensor.kind, tensor.shape) for name, tensor in tensors.items() if name.startswith(ENCODER)}
     return Trunk(manifest.architecture, manifest.precision, own, frozenset(shapes))
 

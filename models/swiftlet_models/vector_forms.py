@@ -43,7 +43,7 @@ def read_splade(directory: Path) -> Sparse:
     if config.get("pooling_strategy", "max") != "max":
         raise ConversionError("the module SpladePooling does not take the maximum, and nothing else is supported.")
     function = config.get("activation_function", "relu")
-    if function not in _LOGARITHMS:
+    if not isinstance(function, str) or function not in _LOGARITHMS:
         raise ConversionError(f"the activation of SpladePooling is not supported, only {', '.join(_LOGARITHMS)} are.")
     return Sparse("vocabulary", _LOGARITHMS[function])
 
@@ -72,7 +72,8 @@ def read_m3_heads(directory: Path) -> tuple[Sparse | None, MultiVector | None, W
 
 def is_stanford(directory: Path) -> bool:
     """Returns whether a directory holds a ColBERT of Stanford's package."""
-    return _STANFORD in (sources.read_config(directory / "config.json").get("architectures") or ())
+    names = sources.read_config(directory / "config.json").get("architectures")
+    return isinstance(names, list) and _STANFORD in names
 
 
 def read_stanford(directory: Path, width: int) -> Embedding:

@@ -15,6 +15,7 @@ import torch
 from matplotlib.figure import Figure
 
 from swiftlet_models import datasets
+from swiftlet_models.datasets import DatasetError
 from swiftlet_models.heads import Model, build
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_train.examples.example import Example
@@ -49,7 +50,7 @@ def score_checkpoints(
     """Fine-tunes and evaluates the checkpoints of all variants. Finished fine-tunings are not repeated.
 
     Raises:
-        DatasetError: a file of a task is not a table of labelled texts.
+        DatasetError: a file of a task is not a table of labelled texts, or has too few.
     """
     scored = []
     for variant, recipe in study.variants.items():
@@ -76,10 +77,14 @@ def measure_accuracy(model: Model, work: Finetuning, tokenizer: Tokenizer, data:
     """Returns the accuracy of a fine-tuned model on its evaluation file, in percent.
 
     Raises:
-        DatasetError: the file is not a table of labelled texts.
+        DatasetError: the file is not a table of labelled texts, or has too few.
     """
     names = work.labels if len(work.labels) > 1 else ()
     texts = datasets.labelled(data / work.evaluate, names)[work.evaluate_skip :][: work.evaluate_limit]
+    if not texts:
+        raise DatasetError(
+            f"{work.evaluate} has no examples after the first {work.evaluate_skip}. Lower evaluate_skip."
+        )
     encodings = tokenizer.encode([text.texts for text in texts], work.max_tokens)
     examples = [Example(encoding, (text.label,)) for encoding, text in zip(encodings, texts, strict=True)]
     right = 0

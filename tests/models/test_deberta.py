@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from swiftlet_models.architectures.traits import RelativeTraits
@@ -139,6 +140,19 @@ def test_other_forms_are_refused(tmp_path: Path, changes: dict[str, Any], reason
     edit(tmp_path / "config.json", **changes)
     with pytest.raises(ConversionError, match=reason):
         convert(tmp_path, *HEADS["classify"])
+
+
+def test_stored_positions_are_not_read_where_the_network_has_none(tmp_path: Path) -> None:
+    model = AUTO["classify"].from_config(SHAPES["v3"].config())
+    randomise(model)
+    model.save_pretrained(tmp_path)
+    expected = convert(tmp_path, *HEADS["classify"])
+    tensors = load_file(tmp_path / "model.safetensors")
+    positions = {"deberta.embeddings.position_embeddings.weight": torch.randn(64, 48)}
+    save_file(tensors | positions, tmp_path / "model.safetensors")
+
+    found = convert(tmp_path, *HEADS["classify"])
+    assert set(found.ignored) - set(expected.ignored) == positions.keys()
 
 
 # The ids of transformers 4.57.1 for texts: with a ligature, in capitals, with punctuation, with blanks, in Korean.

@@ -192,6 +192,7 @@ _YARN: Final = {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}
         ("gemma", {"max_position_embeddings": 131072}, "max_position_embeddings has an invalid value"),
         ("qwen3", {"use_sliding_window": True}, "use_sliding_window True is not supported"),
         ("qwen3", {"layer_types": ["sliding_attention"] * 4}, "layer_types is not supported"),
+        ("qwen3", {"layer_types": 3}, "layer_types is not supported"),
         ("qwen3", {"num_key_value_heads": 3}, "num_key_value_heads 3 does not divide num_attention_heads 4"),
         ("qwen3", {"num_key_value_heads": 4}, "4 heads of keys do not fit 4 heads of queries"),
         ("qwen3", {"head_dim": 15}, "odd"),

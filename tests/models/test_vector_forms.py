@@ -74,7 +74,11 @@ def test_splade_equals_the_sparse_encoder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"pooling_strategy": "sum"}, "maximum"), ({"activation_function": "gelu"}, "activation of SpladePooling")],
+    [
+        ({"pooling_strategy": "sum"}, "maximum"),
+        ({"activation_function": "gelu"}, "activation of SpladePooling"),
+        ({"activation_function": []}, "activation of"),
+    ],
 )
 def test_another_splade_is_refused(change: dict[str, str], message: str, tmp_path: Path) -> None:
     SparseEncoder(str(save_masked_lm(tmp_path / "plain")), device="cpu").save_pretrained(str(tmp_path / "model"))

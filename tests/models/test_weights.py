@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import struct
 from typing import Any
 
@@ -186,6 +187,15 @@ def test_a_damaged_file_is_read_or_refused(tmp_path_factory, at, byte, cut):
     file.write_bytes(damaged[: at + 1] if cut else damaged)
     with contextlib.suppress(WeightsError):
         assert all(array.dtype == np.float32 for array in read_weights(file).values())
+
+
+def test_a_matrix_is_read_in_as_many_calls_as_the_system_takes(tmp_path, monkeypatch):
+    read = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, into, at: read(file, [into[0][:1000]], at))  # Linux: 2 GiB
+    save_weights(tmp_path / WEIGHTS, matrices(), "fp32")
+    with open_weights(tmp_path / WEIGHTS) as weights:
+        for name, expected in matrices().items():
+            np.testing.assert_array_equal(np.asarray(weights[name]), expected)
 
 
 def test_a_file_that_becomes_shorter_is_refused(tmp_path):

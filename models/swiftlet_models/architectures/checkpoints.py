@@ -27,7 +27,8 @@ class Checkpoints:
     omitted: tuple[tuple[str, str | None], ...] = ()
     """Patterns of parameters that are left out because they are zero, each with the setting that adds them, if any."""
     unread: tuple[str, ...] = ()
-    """Patterns of tensors that are always there but not always read, by their names here."""
+    """Patterns of tensors that are always there but not always read, by their names here, or by their
+    own if `names` has no rule for them."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Settings that change the computation, with the only values that are implemented."""
     implied: Mapping[str, Any] = field(default_factory=dict)

@@ -185,7 +185,7 @@ CHECKPOINTS: Final = Checkpoints(
         (r"^cls\.predictions\.decoder\.", r"masked_lm.decoder."),
         (r"^mask_predictions\.", r"pretraining."),
     ),
-    unread=(r"^(deberta\.)?embeddings\.position_embeddings\.",),
+    unread=(r"^encoder\.embeddings\.position\.",),
     fixed={"tie_word_embeddings": True},
     translate=translate,
 )

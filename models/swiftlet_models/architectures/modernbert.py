@@ -114,8 +114,9 @@ def translate(settings: Mapping[str, Any]) -> dict[str, Any]:
     if (kinds := settings.get("layer_types")) is not None:
         full, local = "full_attention", "sliding_attention"
         count = len(kinds) if isinstance(kinds, list) else 0
-        apart = next((n for n in range(1, count + 1) if kinds == [local if i % n else full for i in range(count)]), 0)
-        if not apart or count != settings.get("num_hidden_layers", count):
+        apart = next((number for number in range(1, count) if kinds[number] == full), count)
+        regular = [local if number % apart else full for number in range(count)]
+        if not count or kinds != regular or count != settings.get("num_hidden_layers", count):
             raise ValueError(f"layer_types is not supported unless every few layers, from the first on, have {full}.")
         own["global_attn_every_n_layers"] = apart
     return own

@@ -61,7 +61,8 @@ def translate(settings: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: the layers or the angles have a form that is not implemented.
     """
-    if any(kind != "full_attention" for kind in settings.get("layer_types") or ()):
+    kinds = settings.get("layer_types") or []
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
         raise ValueError("layer_types is not supported, only layers with full_attention are.")
     return translate_rotary(settings)
 

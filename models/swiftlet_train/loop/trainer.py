@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final
 
@@ -84,16 +84,19 @@ def train(
     device = device or torch.device("cpu")
     model.to(device)
     optimiser = schedule.make_optimiser(model)
-    state = resume(directory, model, optimiser)
-    first_step, earlier_seconds = state.step, state.seconds
-    # Points after the checkpoint are written again.
-    points = [point for point in read_curve(directory / LOSSES_FILE) if point.step <= first_step]
     bf16 = schedule.precision == "bf16"
-    speed = Speed(model, device, first_step)
-    faster = accelerated(model, device, bf16=bf16) if accelerate else nullcontext()
-    started = time.monotonic()
-    model.train()
-    with locked(directory), DeferredInterrupt() as interrupt, closing(speed), faster:
+    with ExitStack() as held:
+        held.enter_context(locked(directory))  # before anything is read, which another process may still write
+        interrupt = held.enter_context(DeferredInterrupt())
+        state = resume(directory, model, optimiser)
+        first_step, earlier_seconds = state.step, state.seconds
+        # Points after the checkpoint are written again.
+        points = [point for point in read_curve(directory / LOSSES_FILE) if point.step <= first_step]
+        speed = held.enter_context(closing(Speed(model, device, first_step)))
+        if accelerate:
+            held.enter_context(accelerated(model, device, bf16=bf16))
+        started = time.monotonic()
+        model.train()
         for step in range(first_step, schedule.steps):
             learning_rate = schedule.rate(step)
             for group in optimiser.param_groups:

@@ -114,8 +114,8 @@ def _calibrate_answers(model: LoadedModel, cases: Sequence[Case], data: Path) ->
 
     sizes = len(halves[0]), len(halves[1])
     bins = reliability(1.0, 0.0), reliability(temperature, offset)
-    errors = [round(calibration.expected_calibration_error(one), DIGITS) for one in bins]
-    return Calibration(_name(data), *sizes, temperature, offset, *errors, *bins)
+    raw_error, error = (round(calibration.expected_calibration_error(one), DIGITS) for one in bins)
+    return Calibration(_name(data), *sizes, temperature, offset, raw_error, error, *bins)
 
 
 def _name(data: Path) -> str:

@@ -149,6 +149,6 @@ def _judged(
     probabilities, true = (np.array(values) for values in halves[1])
     sure = true[probabilities >= threshold]
     reached = round(float(sure.mean()), DIGITS) if len(sure) else None
-    errors = [round(calibration.expected_calibration_error(bins), DIGITS) for bins in (raw, calibrated)]
+    raw_error, error = (round(calibration.expected_calibration_error(bins), DIGITS) for bins in (raw, calibrated))
     coverage = round(len(sure) / len(true), DIGITS)
-    return TypeFit(fit.temperature, fit.offset, threshold, *errors, reached, coverage, raw, calibrated)
+    return TypeFit(fit.temperature, fit.offset, threshold, raw_error, error, reached, coverage, raw, calibrated)
