@@ -140,7 +140,7 @@ def record(
     labels = set(artifact.manifest.labels)
     if not labels.issuperset((*predicates.values(), *(label for levels in scores.values() for label in levels))):
         raise SetupError(f"The labels of the model are {', '.join(artifact.manifest.labels)}.")
-    card = artifact.card() | {"calibration": asdict(fitted)}
+    card = artifact.card() | {"calibration": asdict(fitted, dict_factory=_without_bins)}
     if artifact.manifest.task in ANSWERS:
         return seal(path, artifact.manifest, card)
     before = artifact.manifest.decisions or Decisions()
@@ -151,6 +151,11 @@ def record(
         fits={kind: one.fit for kind, one in fitted.types.items()},
     )
     return seal(path, replace(artifact.manifest, decisions=decisions), card)
+
+
+def _without_bins(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the fields that a card holds. The bins are for pictures."""
+    return {name: value for name, value in fields if not name.endswith("_bins")}
 
 
 def _classified(response: Any) -> LogOdds:
