@@ -161,7 +161,7 @@ def error_example() -> str:
 def dialect_routes(name: str) -> str:
     dialect = dialects.load(name)
     rows = [[code(f"POST {operation.path}"), operation.summary] for operation in dialect.OPERATIONS]
-    rows += [[code(f"{page.method} {page.path}"), page.summary] for page in dialect.PAGES]
+    rows += [[code(f"{page.method} {page.path}"), page.summary] for page in getattr(dialect, "PAGES", ())]
     return table(["Route", "Content"], rows)
 
 

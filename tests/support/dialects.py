@@ -18,4 +18,6 @@ def dialect_routes(*, shared: bool = False) -> dict[tuple[str, str], bool]:
         for operation in dialect.OPERATIONS
         if shared or operation.path.strip("/") not in tasks.names()
     }
-    return operations | {(page.method, page.path): page.public for dialect in spoken for page in dialect.PAGES}
+    return operations | {
+        (page.method, page.path): page.public for dialect in spoken for page in getattr(dialect, "PAGES", ())
+    }

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_serve.errors import Unprocessable
-from swiftlet_serve.tasks._requests import Failure, Strict, TextsRequest, empty_input, input_too_long, split
+from swiftlet_serve.tasks._requests import Failure, OneByOne, Strict, TextsRequest, empty_input, input_too_long
 from swiftlet_serve.tasks._token_labels import SchemeName, Strategy
 
 MAX_CHARACTERS: Final = 1 << 18  # of all texts of a request: tokenising them takes about 0.25 s
@@ -115,19 +115,11 @@ class LabelledToken(BaseModel):
 Found = list[Entity] | list[LabelledToken]
 
 
-class EntitiesTask:
+class EntitiesTask(OneByOne):
     """The parts that do not depend on the kind of model."""
 
     Request = EntitiesRequest
     Response = Found | list[Found | Failure]
-
-    def split(self, request: EntitiesRequest) -> list[EntitiesRequest]:
-        """Returns one request for each text."""
-        return split(request)
-
-    def single(self, response: object) -> object:
-        """Returns the entities of the only text."""
-        return response
 
     def check_lengths(self, texts: Sequence[str], places: Sequence[str], most: int | None) -> None:
         """Raises Unprocessable if a text is empty, or the texts have more than `most` characters."""

@@ -22,7 +22,6 @@ TRUNCATION: Final = "set truncation to true"
 INVISIBLE: Final = ("Cc", "Cf")  # Unicode's categories of controls and formats
 
 T = TypeVar("T")
-RequestT = TypeVar("RequestT", bound=BaseModel)
 Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
 
 
@@ -149,10 +148,16 @@ def listed(inputs: T | list[T]) -> list[T]:
     return inputs if isinstance(inputs, list) else [inputs]
 
 
-def split(request: RequestT) -> list[RequestT]:
-    """Returns one request for each input."""
-    inputs: Any = request.inputs  # type: ignore[attr-defined]  # every task has them
-    return [request.model_copy(update={"inputs": item}) for item in listed(inputs)]
+class OneByOne:
+    """How a task parts requests of several inputs, and what it answers to a single one."""
+
+    def split(self, request: Any) -> list[Any]:
+        """Returns one request for each input."""
+        return [request.model_copy(update={"inputs": item}) for item in listed(request.inputs)]
+
+    def single(self, response: Any) -> Any:
+        """Returns the response to the only input."""
+        return response
 
 
 def pointers(inputs: object) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,6 +15,7 @@ from swiftlet_serve.tasks import _windows
 from swiftlet_serve.tasks._requests import (
     LEAST_ITEM_BYTES,
     Failure,
+    OneByOne,
     Strict,
     TextsRequest,
     empty_input,
@@ -22,7 +23,6 @@ from swiftlet_serve.tasks._requests import (
     is_blank,
     listed,
     pointers,
-    split,
     too_many_tokens,
 )
 
@@ -104,7 +104,7 @@ class ScoredLabel(BaseModel):
 Ranking = list[ScoredLabel]
 
 
-class ZeroShotTask:
+class ZeroShotTask(OneByOne):
     """The parts that do not depend on the kind of model."""
 
     Request = ZeroShotRequest
@@ -127,11 +127,7 @@ class ZeroShotTask:
         """
         texts = len(listed(request.inputs))
         _check_labels(request, texts, times=texts)
-        return split(request)
-
-    def single(self, response: Any) -> Any:
-        """Returns the labels of the only text."""
-        return response
+        return super().split(request)
 
     def checked(self, request: ZeroShotRequest) -> tuple[list[str], list[str], list[Ids]]:
         """Returns the texts and the labels of a request, and the tokens of the labels.

@@ -24,12 +24,12 @@ from swiftlet_serve.tasks._requests import (
     LEAST_ITEM_BYTES,
     MAX_INPUTS,
     Failure,
+    OneByOne,
     Request,
     Strict,
     empty_input,
     listed,
     pointers,
-    split,
 )
 from swiftlet_serve.types import Row
 
@@ -101,7 +101,7 @@ def create(tokenizer: Tokenizer, manifest: Manifest) -> Classify:
     return Classify(tokenizer, manifest)
 
 
-class Classify:
+class Classify(OneByOne):
     """One sequence for each text. Its row holds the logits of the labels, (1, labels)."""
 
     Request = ClassifyRequest
@@ -151,10 +151,6 @@ class Classify:
             join = _windows.JOINS[parameters.window]
             scores = _windows.joined(encodings, scores, lambda *windows: join(*windows).tolist())
         return [self._ranked(each, parameters.top_k) for each in scores]
-
-    def split(self, request: ClassifyRequest) -> list[ClassifyRequest]:
-        """Returns one request for each text."""
-        return split(request)
 
     def single(self, response: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         """Returns the labels of the only text."""

@@ -23,6 +23,7 @@ from swiftlet_serve.tasks import _vectors, _windows
 from swiftlet_serve.tasks._requests import (
     MAX_INPUTS,
     Failure,
+    OneByOne,
     Request,
     Strict,
     Texts,
@@ -30,7 +31,6 @@ from swiftlet_serve.tasks._requests import (
     empty_input,
     listed,
     pointers,
-    split,
     too_many_tokens,
 )
 from swiftlet_serve.tasks._vector_forms import MAX_NUMBERS, QUERY, Embeddings, Forms, Outputs, SparseVector, largest
@@ -142,7 +142,7 @@ def create(tokenizer: Tokenizer, manifest: Manifest) -> Embed:
     return Embed(tokenizer, manifest, manifest.embedding)
 
 
-class Embed:
+class Embed(OneByOne):
     """One sequence for each text. Its row is the vector that the network pools, (1, width)."""
 
     Request = EmbedRequest
@@ -272,10 +272,6 @@ class Embed:
             join = _windows.JOINS[parameters.window]
             vectors = np.array(_windows.joined(encodings, list(vectors), lambda *windows: finish(join(*windows))))
         return _vectors.write(vectors, parameters.encoding_format)
-
-    def split(self, request: EmbedRequest) -> list[EmbedRequest]:
-        """Returns one request for each text."""
-        return split(request)
 
     def single(self, response: list[Any]) -> Any:
         """Returns the vector of the only text."""

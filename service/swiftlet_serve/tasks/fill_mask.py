@@ -21,6 +21,7 @@ from swiftlet_serve.errors import FieldError, Unprocessable, invalid_value
 from swiftlet_serve.tasks._requests import (
     LEAST_ITEM_BYTES,
     Failure,
+    OneByOne,
     Request,
     Strict,
     Texts,
@@ -28,7 +29,6 @@ from swiftlet_serve.tasks._requests import (
     is_blank,
     listed,
     pointers,
-    split,
     too_many_tokens,
 )
 from swiftlet_serve.types import Row
@@ -109,7 +109,7 @@ def create(tokenizer: Tokenizer, manifest: Manifest) -> FillMask:
     return FillMask(tokenizer, manifest)
 
 
-class FillMask:
+class FillMask(OneByOne):
     """One sequence per text. Its row holds the top tokens of each mask, in the shape that `types.topk` describes."""
 
     Request = FillMaskRequest
@@ -177,11 +177,7 @@ class FillMask:
         self._targets(request)
         encodings = self.tokenizer.encode(texts, self.max_tokens, mask=True)
         _check_written(texts, encodings, (request.parameters or DEFAULTS).top_k)
-        return split(request)
-
-    def single(self, response: object) -> object:
-        """Returns the tokens of the only text."""
-        return response
+        return super().split(request)
 
     def _count_masks(self, texts: Sequence[str]) -> list[int]:
         """Counts the masks of each text, and checks their limit."""

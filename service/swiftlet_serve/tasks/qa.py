@@ -24,6 +24,7 @@ from swiftlet_serve.tasks._requests import (
     LEAST_ITEM_BYTES,
     MAX_INPUTS,
     Failure,
+    OneByOne,
     Request,
     Strict,
     Texts,
@@ -128,7 +129,7 @@ def create(tokenizer: Tokenizer, manifest: Manifest) -> Qa:
     return Qa(tokenizer, manifest.max_tokens)
 
 
-class Qa:
+class Qa(OneByOne):
     """One sequence for each window of each context. Its row holds the start and end logits of its tokens, (L, 2)."""
 
     Request = QaRequest
@@ -193,10 +194,6 @@ class Qa:
             raise input_too_long("/inputs", detail, MAX_CHARACTERS)
         inputs = [Sample(question=sample.question, context=sample.context) for sample in samples]
         return [request.model_copy(update={"inputs": sample}) for sample in inputs]
-
-    def single(self, response: object) -> object:
-        """Returns the answer, or the answers, to the only question."""
-        return response
 
     def _max_seq_len(self, parameters: QaParameters) -> int:
         max_seq_len = parameters.max_seq_len or min(self.max_tokens, DEFAULT_MAX_SEQ_LEN)

@@ -19,7 +19,16 @@ from swiftlet_models.encodings import Encoding, Text, TextTooLong, TooManyWindow
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.errors import Unprocessable, invalid_value
 from swiftlet_serve.tasks import _windows
-from swiftlet_serve.tasks._requests import Failure, Request, Strict, empty_input, failure, is_blank, too_many_tokens
+from swiftlet_serve.tasks._requests import (
+    Failure,
+    OneByOne,
+    Request,
+    Strict,
+    empty_input,
+    failure,
+    is_blank,
+    too_many_tokens,
+)
 from swiftlet_serve.tasks._vector_forms import Forms
 from swiftlet_serve.tasks.classify import FUNCTIONS, default_function
 from swiftlet_serve.types import Row
@@ -112,7 +121,7 @@ def create(tokenizer: Tokenizer, manifest: Manifest) -> Rerank:
     return Rerank(tokenizer, manifest)
 
 
-class Rerank:
+class Rerank(OneByOne):
     """One sequence for each text with the query. With an embedding model: one for the query, then one for each text."""
 
     Request = RerankRequest
@@ -234,10 +243,6 @@ class Rerank:
     def split(self, request: RerankRequest) -> list[RerankRequest]:
         """Returns the request: it has one query."""
         return [request]
-
-    def single(self, response: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns the ranked texts."""
-        return response
 
     def _prompt(self, names: Sequence[str]) -> str:
         """Returns the first of the prompts that the embedding model has, or else its default one."""

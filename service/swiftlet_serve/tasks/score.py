@@ -22,13 +22,13 @@ from swiftlet_serve.errors import FieldError, Unprocessable
 from swiftlet_serve.tasks._requests import (
     MAX_INPUTS,
     Failure,
+    OneByOne,
     Request,
     Strict,
     empty_input,
     input_too_long,
     listed,
     pointers,
-    split,
 )
 from swiftlet_serve.types import Row
 from swiftlet_serve.types.topk import Scored
@@ -111,7 +111,7 @@ class ScoredText(Scored):
     spans: Ids  # (F, 2): start and end of these tokens in the prompt and continuation, in code points
 
 
-class ScoreTask:
+class ScoreTask(OneByOne):
     """One sequence for each text. Its row holds the log-probabilities of the scored tokens, (F, 1)."""
 
     Request = ScoreRequest
@@ -143,14 +143,6 @@ class ScoreTask:
         with_tokens = request.parameters is not None and request.parameters.return_tokens
         answers = [_likelihood(encoding, row, with_tokens) for encoding, row in zip(encodings, rows, strict=True)]
         return answers if isinstance(request.inputs, list) else answers[0]
-
-    def split(self, request: ScoreRequest) -> list[ScoreRequest]:
-        """Returns one request for each text."""
-        return split(request)
-
-    def single(self, response: object) -> object:
-        """Returns the log-likelihood of the only text."""
-        return response
 
     def _encoding(self, tokens: TokenizedText, prompt: int, pointer: str) -> ScoredText:
         """Encodes a text whose first `prompt` characters are not scored."""

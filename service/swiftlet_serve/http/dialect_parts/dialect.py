@@ -61,6 +61,7 @@ class Dialect(Protocol):
 
     OPERATIONS: Sequence[Operation]
     PAGES: Sequence[Page]
+    """Routes that run no model. Optional."""
 
     def render_error(self, error: SwiftletError, request_id: str) -> Response:
         """Returns the response to a request that failed. Never contains text from the request."""

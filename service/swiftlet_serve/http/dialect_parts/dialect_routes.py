@@ -90,7 +90,7 @@ def routes(
                 },
             },
         )
-    for page in dialect.PAGES:
+    for page in getattr(dialect, "PAGES", ()):
         yield Route(
             page.method,
             page.path,

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from swiftlet_serve.errors import SwiftletError, invalid_value
 from swiftlet_serve.http import problem_details
-from swiftlet_serve.http.dialect_parts.dialect import ForeignBody, Operation, Page, translation
+from swiftlet_serve.http.dialect_parts.dialect import ForeignBody, Operation, translation
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation
 from swiftlet_serve.http.gate.request import Request
@@ -262,4 +262,3 @@ OPERATIONS: Final = (
         fields=frozenset({"documents"}),
     ),
 )
-PAGES: Final[tuple[Page, ...]] = ()

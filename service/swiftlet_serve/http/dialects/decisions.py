@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, StrictBool, StrictStr
 
 from swiftlet_serve.errors import invalid_value
 from swiftlet_serve.http.dialect_parts import openai_format
-from swiftlet_serve.http.dialect_parts.dialect import ForeignBody, Operation, Page
+from swiftlet_serve.http.dialect_parts.dialect import ForeignBody, Operation
 from swiftlet_serve.http.dialect_parts.questions import (
     MAX_LEVELS,
     MAX_OPTIONS,
@@ -225,4 +225,3 @@ def _decision(question: Predicate | ChoiceQuestion | ScoreQuestion, probabilitie
 render_error = openai_format.render_error
 
 OPERATIONS: Final = (Operation("/v1/decisions", "Decisions", decide, DecisionsRequest, DecisionsResponse),)
-PAGES: Final[tuple[Page, ...]] = ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from swiftlet_serve.http import problem_details
-from swiftlet_serve.http.dialect_parts.dialect import Operation, Page
+from swiftlet_serve.http.dialect_parts.dialect import Operation
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.model_endpoint import Translation, renderer
 from swiftlet_serve.http.gate.request import Request
@@ -27,4 +27,3 @@ def infer(runtime: Runtime, request: Request) -> Translation:
 render_error = problem_details.render
 
 OPERATIONS: Final = (Operation("/models/{model}", "The task of a model", infer, TaskRequest, Any),)
-PAGES: Final[tuple[Page, ...]] = ()

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from swiftlet_serve.http.dialect_parts import openai_format
-from swiftlet_serve.http.dialect_parts.dialect import Operation, Page, translation
+from swiftlet_serve.http.dialect_parts.dialect import Operation, translation
 from swiftlet_serve.http.dialect_parts.openai_format import TRUNCATION, TruncatingRequest, Usage
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation
@@ -87,4 +87,3 @@ OPERATIONS: Final = (
         "/classify", "Classification, as vLLM", classify, ClassifyRequest, ClassifyResponse, fields=frozenset({"input"})
     ),
 )
-PAGES: Final[tuple[Page, ...]] = ()

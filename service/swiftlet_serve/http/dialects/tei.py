@@ -225,7 +225,9 @@ def tokenize(runtime: Runtime, request: Request) -> Translation:
     """Translates a request for tokens, to the first served model."""
     pipeline, body = runtime.catalog.find(None, request.version), bodies.parse(TokenizeRequest, request.body)
     if body.prompt_name is not None:
-        _refuse("/prompt_name", "unsupported", "Tokens are those of the text alone. Put the prompt before the text.")
+        raise invalid_value(
+            "/prompt_name", "unsupported", "Tokens are those of the text alone. Put the prompt before the text."
+        )
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     own = tokenization.TokenizeRequest.model_construct(inputs=texts, special_tokens=body.add_special_tokens)
 
@@ -285,7 +287,7 @@ def similarity(runtime: Runtime, request: Request) -> Translation:
 
 def _check_direction(direction: str, at: str = "") -> None:
     if direction.lower() == "left":
-        _refuse(
+        raise invalid_value(
             f"{at}/truncation_direction",
             "unsupported",
             "Texts can only be truncated on the right. Omit truncation_direction.",
@@ -314,7 +316,9 @@ def _text(item: Any, pointer: str) -> Any:
     if isinstance(item, str):
         return item
     if len(item) not in (1, 2):
-        _refuse(pointer, "wrong_length", "An input is neither a text nor a pair of texts. Send one or two texts.")
+        raise invalid_value(
+            pointer, "wrong_length", "An input is neither a text nor a pair of texts. Send one or two texts."
+        )
     return {"text": item[0], "text_pair": item[1]} if len(item) == 2 else item[0]
 
 
@@ -336,10 +340,6 @@ def _default(runtime: Runtime, request: Request, task: str) -> Pipeline:
         ModelLoading: it is not in memory.
     """
     return runtime.catalog.pipeline(task, None, request.version)
-
-
-def _refuse(pointer: str, code: str, detail: str) -> None:
-    raise invalid_value(pointer, code, detail)
 
 
 def _info(runtime: Runtime, _: Mapping[str, str]) -> Response:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 from pydantic import BaseModel, Field
 
 from swiftlet_serve.http.dialect_parts import openai_format, tokenization
-from swiftlet_serve.http.dialect_parts.dialect import ForeignBody, Operation, Page
+from swiftlet_serve.http.dialect_parts.dialect import ForeignBody, Operation
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.model_endpoint import Translation, dump
 from swiftlet_serve.http.gate.request import Request
@@ -88,4 +88,3 @@ OPERATIONS: Final = (
     Operation("/tokenize", "Tokens of a text, as vLLM", tokenize, TokenizeRequest, TokenizeResponse, fields=FIELDS),
     Operation("/detokenize", "Text of token ids", detokenize, DetokenizeRequest, DetokenizeResponse),
 )
-PAGES: Final[tuple[Page, ...]] = ()
