@@ -218,11 +218,22 @@ class TaskResponse(Response):
 
 
 def dump(answer: object) -> bytes:
-    """Returns an answer as JSON. The answers to many inputs are written in parts: other threads wait meanwhile."""
-    if not isinstance(answer, list) or len(answer) <= MAX_INLINE_SEQUENCES:
+    """Returns an answer as JSON. Long lists of objects are written in parts: other threads wait meanwhile."""
+    if not isinstance(answer, list):
         return json_text.write(answer)
-    parts = (answer[i : i + MAX_INLINE_SEQUENCES] for i in range(0, len(answer), MAX_INLINE_SEQUENCES))
-    return b"[%b]" % b",".join([json_text.write(part)[1:-1] for part in parts])
+    if any(map(_is_long, answer)):
+        parts = [dump(item) for item in answer]
+    elif len(answer) <= MAX_INLINE_SEQUENCES:
+        return json_text.write(answer)
+    else:
+        starts = range(0, len(answer), MAX_INLINE_SEQUENCES)
+        parts = [json_text.write(answer[start : start + MAX_INLINE_SEQUENCES])[1:-1] for start in starts]
+    return b"[%b]" % b",".join(parts)
+
+
+def _is_long(item: object) -> bool:
+    """Returns whether an answer is a long list. A list of numbers is a vector, which takes little time."""
+    return isinstance(item, list) and len(item) > MAX_INLINE_SEQUENCES and not isinstance(item[0], int | float)
 
 
 def compute_headers(record: RequestRecord, engine: str) -> list[tuple[bytes, bytes]]:
