@@ -35,7 +35,7 @@ class LabellingError(ModelError):
     """Raised when a head does not fit its description. The message is a clause."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class LabelledText(Encoding):
     """A sequence of labels and a text, or a window of its words.
 

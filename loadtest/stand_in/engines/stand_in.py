@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from swiftlet_models.artifact import Artifact
 from swiftlet_models.encodings import Encoding
@@ -35,14 +34,13 @@ class StandIn(Echo):
     def run(self, batch: Batch) -> Sequence[Row]:
         if seconds := self.fixed_s + self.token_s * len(batch.input_ids):
             time.sleep(seconds)
-        return super().run(batch)
-
-    def numbers(self, encoding: Encoding) -> NDArray[np.float32]:
-        kind = fault(encoding, self.faults)
-        if kind == "raises":
+        rows = super().run(batch)
+        if not self.faults:
+            return rows
+        kinds = [fault(encoding, self.faults) for encoding in batch.encodings()]
+        if "raises" in kinds:
             raise RuntimeError("injected fault")
-        numbers = super().numbers(encoding)
-        return np.full_like(numbers, np.nan) if kind == "nan" else numbers
+        return [np.full_like(row, np.nan) if kind == "nan" else row for row, kind in zip(rows, kinds, strict=True)]
 
 
 def fault(encoding: Encoding, fraction: float) -> str | None:

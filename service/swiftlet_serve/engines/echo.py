@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from swiftlet_models.artifact import Artifact
-from swiftlet_models.encodings import Encoding
+from swiftlet_models.encodings import Encoding, Ids
 from swiftlet_serve.types import Batch, Cost, Row
 
 
@@ -28,11 +28,10 @@ class Echo:
         self.width = width
 
     def run(self, batch: Batch) -> Sequence[Row]:
-        return batch.split_rows(np.concatenate([self.numbers(encoding) for encoding in batch.encodings()]))
-
-    def numbers(self, encoding: Encoding) -> NDArray[np.float32]:
-        """Returns the outputs of one sequence, (F, width)."""
-        return echo(encoding, self.width)
+        ids, ends = batch.input_ids.astype("<i8", copy=False).tobytes(), (8 * batch.offsets).tolist()
+        seeds = [_seed(ids[start:end]) for start, end in pairwise(ends)]
+        of_positions = np.repeat(np.array(seeds), np.diff(batch.focus_offsets))
+        return batch.split_rows(_outputs(of_positions, batch.focus, self.width))
 
     def close(self) -> None:
         pass
@@ -40,8 +39,16 @@ class Echo:
 
 def echo(encoding: Encoding, width: int) -> Row:
     """Returns outputs (F, width) from -4 to 4 that depend on the ids, the position and the column."""
-    seed = zlib.crc32(encoding.input_ids.astype("<i8").tobytes()) % 10_007
-    phase = seed + 1.7 * encoding.focus[:, None] + 0.61 * np.arange(width)  # (F, O)
+    return _outputs(np.array(_seed(encoding.input_ids.astype("<i8").tobytes())), encoding.focus, width)
+
+
+def _seed(ids: bytes) -> int:
+    return zlib.crc32(ids) % 10_007
+
+
+def _outputs(seeds: Ids, focus: Ids, width: int) -> Row:
+    """Returns the outputs of N positions, (N, width), given the seed of each one's sequence, (N,), or of all."""
+    phase = seeds[..., None] + 1.7 * focus[:, None] + 0.61 * np.arange(width)
     return np.asarray(4 * np.sin(phase), np.float32)
 
 

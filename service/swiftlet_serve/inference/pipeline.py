@@ -202,8 +202,9 @@ class Pipeline:
                 if together is not None:
                     await together.wait()
                 read = [replace(sequence, head=self.head) for sequence in sequences] if self.head else sequences
-                kept_rows = self._kept_rows if any(sequence.kept for sequence in read) else None
-                submit = self._scheduler.submit if kept_rows is None else kept_rows.submit
+                kept_rows = self._kept_rows
+                keeps = kept_rows is not None and any(sequence.kept for sequence in read)
+                submit = kept_rows.submit if kept_rows is not None and keeps else self._scheduler.submit
                 rows = submit(read, deadline, priority, record)
                 outcomes = await _gather(rows, () if len(inputs) == 1 else Internal)
                 return await self._decode(inputs, sequences, outcomes, record)

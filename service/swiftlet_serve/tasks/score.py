@@ -104,7 +104,7 @@ def create(tokenizer: Tokenizer, manifest: Manifest) -> ScoreTask:
     return ScoreTask(tokenizer, manifest)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ScoredText(Scored):
     """A text. The engine returns the log-probabilities of some of its tokens."""
 

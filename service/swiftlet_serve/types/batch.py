@@ -32,7 +32,7 @@ class PaddedBatch(NamedTuple):
     focus: NDArray[np.int64]  # (N,): position s of sequence b is b * S + s
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Batch:
     """B sequences laid end to end, without padding."""
 

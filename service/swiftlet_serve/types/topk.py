@@ -28,7 +28,7 @@ Floats = NDArray[np.float32]
 NOTHING: Final[Ids] = np.zeros(0, np.int64)  # no restriction: all columns are candidates
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Ranked(Encoding):
     """A sequence whose rows are reduced to their top-k."""
 
@@ -36,7 +36,7 @@ class Ranked(Encoding):
     candidates: Ids  # (M,): distinct columns to choose from; empty: all columns
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Scored(Encoding):
     """A sequence whose rows are reduced to the log-probabilities of one column for each focus position."""
 

@@ -5,7 +5,7 @@ The tokens are those that the model reads: a text that looks like a special toke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Final
 
 from swiftlet_models.encodings import TokenizedText
@@ -66,13 +66,11 @@ class Tokenize(_TokenizerTask):
             raise input_too_long("/inputs", detail, MAX_TOKENS)
         return texts
 
-    def decode(self, request: TokenizeRequest, encodings: Sequence[Any], _: Sequence[Any]) -> list[list[Token]]:
-        """Returns the tokens of each text."""
+    def decode(self, request: TokenizeRequest, encodings: Sequence[Any], _: Sequence[Any]) -> Iterator[list[Token]]:
+        """Yields the tokens of each text. Those of all texts would stop other threads when they are freed at once."""
         before, after = self.tokenizer.special_ends if request.special_tokens else ([], [])
-        return [
-            [*self._special(before), *_tokens(text, tokens), *self._special(after)]
-            for text, tokens in zip(request.inputs, encodings, strict=True)
-        ]
+        for text, tokens in zip(request.inputs, encodings, strict=True):
+            yield [*self._special(before), *_tokens(text, tokens), *self._special(after)]
 
     def _special(self, ids: Sequence[int | None]) -> list[Token]:
         return [
@@ -130,5 +128,5 @@ def translation(
 def _tokens(text: str, tokens: TokenizedText) -> list[Token]:
     return [
         {"id": number, "text": text[start:stop], "special": False, "start": start, "stop": stop}
-        for number, (start, stop) in zip(tokens.ids.tolist(), tokens.offsets.tolist(), strict=True)
+        for number, start, stop in zip(tokens.ids.tolist(), *tokens.offsets.T.tolist(), strict=True)
     ]

@@ -5,7 +5,7 @@ A list of two strings is a pair of texts there, and a list of lists is a batch: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
@@ -231,7 +231,7 @@ def tokenize(runtime: Runtime, request: Request) -> Translation:
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     own = tokenization.TokenizeRequest.model_construct(inputs=texts, special_tokens=body.add_special_tokens)
 
-    def write(rows: list[Any]) -> bytes:
+    def write(rows: Iterable[Any]) -> bytes:
         return b"[%b]" % b",".join(map(dump, rows))
 
     task = tokenization.Tokenize(pipeline.model.tokenizer)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+from collections.abc import Iterator
+from typing import ClassVar, Final
 
 from pydantic import BaseModel, Field
 
@@ -57,8 +58,8 @@ def tokenize(runtime: Runtime, request: Request) -> Translation:
     pipeline = runtime.catalog.find(body.model, request.version)
     tokenizer, max_tokens = pipeline.model.tokenizer, pipeline.model.manifest.max_tokens
 
-    def write(rows: list[Any]) -> bytes:
-        ids = [token["id"] for token in rows[0]]
+    def write(rows: Iterator[list[tokenization.Token]]) -> bytes:
+        ids = [token["id"] for token in next(rows)]
         names = dump([tokenizer.token(number) for number in ids]) if body.return_token_strs else b"null"
         form = b'{"count":%d,"max_model_len":%d,"tokens":%b,"token_strs":%b}'
         return form % (len(ids), max_tokens, dump(ids), names)

@@ -49,6 +49,10 @@ COMPUTE_HEADERS: Final = (
     "X-Inference-Time",
 )
 
+HEADER_NAMES: Final = tuple(name.lower().encode() for name in ("Server-Timing", *COMPUTE_HEADERS))
+HEADER_VALUES: Final = "%s\n%s\n%.3f\n%d\n%d\n%d\n%d\n%.0f\n%.0f\n%.0f\n%.0f"
+"""The values of these headers, a line for each: one format takes less time than eleven."""
+
 
 class Translation(NamedTuple):
     """A request in the terms of the tasks."""
@@ -218,11 +222,22 @@ class TaskResponse(Response):
 
 
 def dump(answer: object) -> bytes:
-    """Returns an answer as JSON. The answers to many inputs are written in parts: other threads wait meanwhile."""
-    if not isinstance(answer, list) or len(answer) <= MAX_INLINE_SEQUENCES:
+    """Returns an answer as JSON. Long lists of objects are written in parts: other threads wait meanwhile."""
+    if not isinstance(answer, list):
         return json_text.write(answer)
-    parts = (answer[i : i + MAX_INLINE_SEQUENCES] for i in range(0, len(answer), MAX_INLINE_SEQUENCES))
-    return b"[%b]" % b",".join([json_text.write(part)[1:-1] for part in parts])
+    if any(map(_is_long, answer)):
+        parts = [dump(item) for item in answer]
+    elif len(answer) <= MAX_INLINE_SEQUENCES:
+        return json_text.write(answer)
+    else:
+        starts = range(0, len(answer), MAX_INLINE_SEQUENCES)
+        parts = [json_text.write(answer[start : start + MAX_INLINE_SEQUENCES])[1:-1] for start in starts]
+    return b"[%b]" % b",".join(parts)
+
+
+def _is_long(item: object) -> bool:
+    """Returns whether an answer is a long list. A list of numbers is a vector, which takes little time."""
+    return isinstance(item, list) and len(item) > MAX_INLINE_SEQUENCES and not isinstance(item[0], int | float)
 
 
 def compute_headers(record: RequestRecord, engine: str) -> list[tuple[bytes, bytes]]:
@@ -232,20 +247,23 @@ def compute_headers(record: RequestRecord, engine: str) -> list[tuple[bytes, byt
     """
     ms = {stage: 1000 * (ended - started) for stage, (started, ended) in record.stages.items()}
     total_s = time.monotonic() - record.started
-    return [
-        (b"server-timing", _server_timing(ms, record.batch_size).encode()),
-        (b"x-compute-type", engine.encode()),
-        (b"x-compute-time", b"%.3f" % total_s),
-        (b"x-compute-characters", b"%d" % record.characters),
-        (b"x-compute-tokens", b"%d" % record.tokens),
-        (b"x-input-tokens", b"%d" % record.input_tokens),
-        (b"x-truncated", b"%d" % len(record.truncated)),
-        (b"x-total-time", b"%.0f" % (1000 * total_s)),
-        (b"x-tokenization-time", b"%.0f" % ms.get("encode", 0.0)),
-        (b"x-queue-time", b"%.0f" % ms.get("queue", 0.0)),
-        (b"x-inference-time", b"%.0f" % ms.get("infer", 0.0)),
-        *([] if record.version is None else [(b"x-model-version", b"%d" % record.version)]),
-    ]
+    values = HEADER_VALUES % (
+        _server_timing(ms, record.batch_size),
+        engine,
+        total_s,
+        record.characters,
+        record.tokens,
+        record.input_tokens,
+        len(record.truncated),
+        1000 * total_s,
+        ms.get("encode", 0.0),
+        ms.get("queue", 0.0),
+        ms.get("infer", 0.0),
+    )
+    headers = list(zip(HEADER_NAMES, values.encode().split(b"\n"), strict=True))
+    if record.version is not None:
+        headers.append((b"x-model-version", b"%d" % record.version))
+    return headers
 
 
 def _server_timing(ms: Mapping[Stage, float], batch_size: int) -> str:

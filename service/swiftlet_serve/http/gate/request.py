@@ -25,6 +25,8 @@ from swiftlet_serve.types import Deadline, Priority
 WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 """The codings of compressed bodies, as zlib numbers them."""
 
+JSON: Final = "application/json"
+
 RenderError = Callable[[SwiftletError, str], Response]
 """Makes the response to a failed request from its error and the ID of the request."""
 
@@ -138,8 +140,8 @@ class Request:
             raise UnsupportedMediaType(
                 "unsupported_encoding", detail, headers={"accept-encoding": accepted, "connection": "close"}
             )
-        if json_only:
-            _check_media_type(self.headers.get("content-type", "application/json"))
+        if json_only and (media_type := self.headers.get("content-type", JSON)) != JSON:  # the usual one
+            _check_media_type(media_type)
         declared = self.headers.get("content-length", "")
         if declared.isdecimal() and float(declared) > self.max_body_bytes:  # int refuses numbers of very many digits
             raise _too_large(self.max_body_bytes)
@@ -179,7 +181,7 @@ def _coding(headers: Mapping[str, str]) -> str:
 def _check_media_type(value: str) -> None:
     media_type, *parameters = value.lower().split(";")
     charsets = {name.strip().removeprefix("charset=").strip('"') for name in parameters if name.strip()}
-    if media_type.strip() != "application/json" or not charsets <= {"utf-8", "utf8"}:
+    if media_type.strip() != JSON or not charsets <= {"utf-8", "utf8"}:
         detail = "The Content-Type is not supported. Send application/json in UTF-8."
         raise UnsupportedMediaType(
             "unsupported_media_type", detail, headers={"accept": "application/json", "connection": "close"}
