@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from swiftlet_serve.errors import Unavailable, deadline_exceeded, draining
-from swiftlet_serve.scheduling.latency_model import LatencyModel, work
+from swiftlet_serve.scheduling.latency_model import work
 from swiftlet_serve.scheduling.load import Load, wait_s
 from swiftlet_serve.scheduling.queue import LONG_S
 from swiftlet_serve.scheduling.rate_limit import MAX_CLIENTS
@@ -61,10 +61,6 @@ def retry_after_s(wait_s: float, random: float) -> float:
     `random`, from 0 to 1, spreads the clients out, so that they do not all return at the same time.
     """
     return min(MAX_RETRY_S, max(MIN_RETRY_S, wait_s * (1 + random / 2)))
-
-
-def _alone_s(latency: LatencyModel, lengths: Sequence[int], cores: int) -> float:
-    return max(latency.single_s(max(lengths)), latency.backlog_s(*work(lengths)) / cores)
 
 
 class AdmissionController:
@@ -146,9 +142,12 @@ class AdmissionController:
             lengths: tokens of each of its sequences.
         """
         load = self._load()
-        if model is not None:
-            return _alone_s(load.models[model].latency, lengths, load.cores)
-        return min([_alone_s(one.latency, lengths, load.cores) for one in load.models.values()], default=0.0)
+        queues = load.models.values() if model is None else [load.models[model]]
+        longest, total = max(lengths), work(lengths)
+        return min(
+            [max(one.latency.single_s(longest), one.latency.backlog_s(*total) / load.cores) for one in queues],
+            default=0.0,
+        )
 
     def release(self, request: object) -> None:
         """Removes the reservation of a request, if it has one."""

@@ -85,8 +85,6 @@ class Dispatcher:
         # Sequences for heads on a trunk that were submitted since the last dispatch.
         self._arrived: dict[tuple[object, ...], QueuedSequence] = {}
         self._scheduled = False  # whether the event loop will call `_dispatch`
-        views = self._calls.values(), self.models, self._queues, self._times
-        self._load = Load(clock(), executor.size, *views, self._interactive, self.policy)
 
     def add_model(self, name: str, stats_names: Sequence[str] = ()) -> ModelQueue:
         """Adds the queues of a model, or of several that share a trunk.
@@ -105,7 +103,7 @@ class Dispatcher:
         while running := [future for future, call in self._calls.items() if call.model is model]:
             await asyncio.wait(running)
         del self.models[name]
-        self._queues[:] = [queue for model in self.models.values() for queue in model.queues]
+        self._queues = [queue for model in self.models.values() for queue in model.queues]
 
     # The way of a sequence
 
@@ -255,7 +253,7 @@ class Dispatcher:
         model.running_calls += 1
         self._suspect_runs |= batch[0].suspect
         self._update_busy_time()
-        self._calls[future] = RunningCall(model, batch, lengths, now, expected_s, queue.is_long)
+        self._calls[future] = RunningCall(model, batch, lengths, now, expected_s)
         future.add_done_callback(self._finish)
 
     def _finish(self, future: asyncio.Future[BatchResult]) -> None:
@@ -343,8 +341,16 @@ class Dispatcher:
 
     def load(self) -> Load:
         """Returns a view of the current load, for admission control."""
-        self._load.now, self._load.policy = self.clock(), self.policy
-        return self._load
+        return Load(
+            self.clock(),
+            self.executor.size,
+            self._calls.values(),
+            self.models,
+            self._queues,
+            self._times,
+            self._interactive,
+            self.policy,
+        )
 
     @property
     def queued_tokens(self) -> int:

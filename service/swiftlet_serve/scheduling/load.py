@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
@@ -33,16 +32,19 @@ class RunningCall(NamedTuple):
     lengths: list[int]  # of the sequences that the engine computes: several heads may read one
     started: float
     expected_s: float
-    is_long: bool  # whether its sequences are
+
+    @property
+    def is_long(self) -> bool:
+        """Whether its sequences are long."""
+        return self.batch[0].queue.is_long
 
     def remaining_s(self, now: float) -> float:
         """Predicts the remaining seconds. An overdue call is expected to take as long again as it is overdue."""
         return abs(self.started + self.expected_s - now)
 
 
-@dataclass(eq=False, slots=True)
-class Load:
-    """A view of the queues and the running calls, at the time of the latest look."""
+class Load(NamedTuple):
+    """A view of the queues and the running calls. It is valid until the dispatcher changes them."""
 
     now: float
     cores: int

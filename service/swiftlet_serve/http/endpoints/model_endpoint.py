@@ -49,10 +49,6 @@ COMPUTE_HEADERS: Final = (
     "X-Inference-Time",
 )
 
-HEADER_NAMES: Final = tuple(name.lower().encode() for name in ("Server-Timing", *COMPUTE_HEADERS))
-HEADER_VALUES: Final = "%s\n%s\n%.3f\n%d\n%d\n%d\n%d\n%.0f\n%.0f\n%.0f\n%.0f"
-"""The values of these headers, a line for each: one format takes less time than eleven."""
-
 
 class Translation(NamedTuple):
     """A request in the terms of the tasks."""
@@ -247,23 +243,20 @@ def compute_headers(record: RequestRecord, engine: str) -> list[tuple[bytes, byt
     """
     ms = {stage: 1000 * (ended - started) for stage, (started, ended) in record.stages.items()}
     total_s = time.monotonic() - record.started
-    values = HEADER_VALUES % (
-        _server_timing(ms, record.batch_size),
-        engine,
-        total_s,
-        record.characters,
-        record.tokens,
-        record.input_tokens,
-        len(record.truncated),
-        1000 * total_s,
-        ms.get("encode", 0.0),
-        ms.get("queue", 0.0),
-        ms.get("infer", 0.0),
-    )
-    headers = list(zip(HEADER_NAMES, values.encode().split(b"\n"), strict=True))
-    if record.version is not None:
-        headers.append((b"x-model-version", b"%d" % record.version))
-    return headers
+    return [
+        (b"server-timing", _server_timing(ms, record.batch_size).encode()),
+        (b"x-compute-type", engine.encode()),
+        (b"x-compute-time", b"%.3f" % total_s),
+        (b"x-compute-characters", b"%d" % record.characters),
+        (b"x-compute-tokens", b"%d" % record.tokens),
+        (b"x-input-tokens", b"%d" % record.input_tokens),
+        (b"x-truncated", b"%d" % len(record.truncated)),
+        (b"x-total-time", b"%.0f" % (1000 * total_s)),
+        (b"x-tokenization-time", b"%.0f" % ms.get("encode", 0.0)),
+        (b"x-queue-time", b"%.0f" % ms.get("queue", 0.0)),
+        (b"x-inference-time", b"%.0f" % ms.get("infer", 0.0)),
+        *([] if record.version is None else [(b"x-model-version", b"%d" % record.version)]),
+    ]
 
 
 def _server_timing(ms: Mapping[Stage, float], batch_size: int) -> str:
