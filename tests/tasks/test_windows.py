@@ -17,6 +17,7 @@ from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.errors import Unprocessable
 from swiftlet_serve.tasks import classify, embed, rerank, zero_shot
 from swiftlet_serve.tasks._requests import MAX_INPUTS
+from swiftlet_serve.tasks._vector_forms import cosine
 from swiftlet_serve.types import json_text
 from tests.support.task_requests import LABELS, MAX_TOKENS, encode, manifest, rejection
 
@@ -159,7 +160,7 @@ def test_rerank_by_vectors_takes_the_best_window(tokenizer: Tokenizer) -> None:
     task = rerank.create(tokenizer, about)
     inputs = {"query": "a", "texts": ["b", LONG]}
     query, *texts = (row[0] for row in network(encode(task, inputs, truncation="window")))
-    cosines = [embed.cosine(query, text) for text in texts]
+    cosines = [cosine(query, text) for text in texts]
     ranked = {each["index"]: each["score"] for each in answer(task, network, inputs, truncation="window")}
 
     assert ranked == {0: cosines[0], 1: max(cosines[1:])}

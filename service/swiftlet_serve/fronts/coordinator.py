@@ -20,7 +20,7 @@ from typing import Final
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.fronts import load_page, messages, stats_messages
 from swiftlet_serve.fronts.front_config import FrontConfig
-from swiftlet_serve.fronts.front_process import MODULE, FrontProcess
+from swiftlet_serve.fronts.front_process import FrontProcess
 from swiftlet_serve.fronts.load_page import LoadState, LoadWriter
 from swiftlet_serve.fronts.messages import Kind
 from swiftlet_serve.inference.local_runtime import LocalRuntime
@@ -45,7 +45,7 @@ MAX_SILENCE_S: Final = 7.0
 class Coordinator:
     """All fronts of a server. The process that runs it owns the queue and the engines."""
 
-    def __init__(self, runtime: LocalRuntime, sockets: Sequence[socket.socket], module: str = MODULE) -> None:
+    def __init__(self, runtime: LocalRuntime, sockets: Sequence[socket.socket]) -> None:
         """Creates the coordinator of as many fronts as there are sockets, which are bound and do not listen yet.
 
         Raises:
@@ -57,7 +57,6 @@ class Coordinator:
         self.restarts = 0
         self._runtime = runtime
         self._sockets = sockets
-        self._module = module
         self._models = list(runtime.pipelines)
         self._keys = [pipeline.key for pipeline in runtime.pipelines.values()]  # of models that share a trunk: equal
         self._fronts: dict[int, FrontProcess] = {}  # that are ready, by the index of their socket
@@ -177,7 +176,7 @@ class Coordinator:
         )
         with far:
             try:
-                return FrontProcess(config, near, self._module)
+                return FrontProcess(config, near)
             except SetupError:
                 near.close()
                 raise

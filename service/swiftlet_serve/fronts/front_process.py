@@ -26,13 +26,12 @@ MODULE = "swiftlet_serve.fronts.front_main"
 class FrontProcess(ChildProcess):
     """A front process. Its life: spawned, connected, ready, and in the end lost or closed."""
 
-    def __init__(self, config: FrontConfig, end: socket.socket, module: str = MODULE) -> None:
+    def __init__(self, config: FrontConfig, end: socket.socket) -> None:
         """Spawns the process. Only the descriptor of its channel is closed here.
 
         Args:
             config: the configuration.
             end: this side of its channel.
-            module: the module that the process runs.
 
         Raises:
             SetupError: the system cannot start the process.
@@ -46,7 +45,7 @@ class FrontProcess(ChildProcess):
         self._channel: Channel | None = None
         self._asked: asyncio.Event | None = None  # set once a report that was asked for is there
         descriptors = [config.channel_fd, config.load_fd, *config.listening_fds]
-        super().__init__("front", module, asdict(config), descriptors, {})
+        super().__init__("front", MODULE, asdict(config), descriptors, {})
 
     async def connect(
         self,

@@ -19,8 +19,8 @@ from swiftlet_models import metrics
 from swiftlet_models.artifact import Embedding, Manifest
 from swiftlet_models.metrics import Score
 from swiftlet_models.probabilities import sigmoid, softmax
+from swiftlet_serve.tasks._vector_forms import cosine
 from swiftlet_serve.tasks.classify import default_function
-from swiftlet_serve.tasks.embed import cosine
 
 LEAST: Final = {"cosine": 0.99, "probability": 0.95, "probability of words": 0.9, "score": 0.95}
 """The mean fidelity that an artifact needs, by measure. Sound int8 reaches 0.996, 0.99, 0.94 and 0.98."""

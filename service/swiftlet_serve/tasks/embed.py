@@ -33,9 +33,16 @@ from swiftlet_serve.tasks._requests import (
     pointers,
     too_many_tokens,
 )
-from swiftlet_serve.tasks._vector_forms import MAX_NUMBERS, QUERY, Embeddings, Forms, Outputs, SparseVector, largest
-from swiftlet_serve.tasks._vector_forms import cosine as cosine
-from swiftlet_serve.tasks._vector_forms import normalized as normalized
+from swiftlet_serve.tasks._vector_forms import (
+    MAX_NUMBERS,
+    QUERY,
+    Embeddings,
+    Forms,
+    Outputs,
+    SparseVector,
+    largest,
+    normalized,
+)
 from swiftlet_serve.types import Row
 from swiftlet_serve.types.json_text import DECIMALS
 

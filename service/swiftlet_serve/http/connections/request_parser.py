@@ -108,11 +108,6 @@ class RequestParser:
         self._content_bytes = 0  # of the current piece of a chunked body
 
     @property
-    def body_bytes(self) -> int | None:
-        """The size of the body that follows the head; None if it is chunked. Valid when the head was received."""
-        return self._body_bytes
-
-    @property
     def has_whole_body(self) -> bool:
         """Whether the body arrived together with the end of the head."""
         return self._body_bytes is not None and self._body_bytes <= self._following_bytes
