@@ -1,6 +1,6 @@
 """Measures the speeds that the papers of ALBERT and MobileBERT promise, as ratios on this machine.
 
-    python -m loadtest.paper_speeds [--only NAME ...] [--rounds N] [--threads N] [--picture FILE]
+    python -m loadtest.paper_speeds [--only NAME ...] [--rounds N] [--threads N] [--picture FILE] [--shares]
 
 The networks have the released shapes, random weights and one sequence of 128 tokens. Each is measured in three ways:
 inference of the native engine in int8, inference of torch in fp32, and a training step of torch in fp32 (forward,
@@ -8,16 +8,20 @@ backward, LAMB). Networks take turns, so that other work on the machine affects 
 once its network is alone, because the optimiser of a large one takes gigabytes. The least of the rounds counts: of CPU
 time with one thread, of wall-clock time with several. ALBERT's paper compares training with BERT-large, and that of
 MobileBERT inference on a phone with BERT-base.
+
+With `--shares`, the native engine runs networks from which steps are removed, and the differences are the CPU times of
+the feed-forward networks and of attention on one core.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +30,10 @@ import torch
 from torch import nn
 
 from swiftlet_models.artifact import WEIGHTS, Artifact, File, Manifest
+from swiftlet_models.folded import Folded
+from swiftlet_models.folding import fold
 from swiftlet_models.heads import Model, build, weights_of
+from swiftlet_models.program import Attend, Multiply, Norm, Step
 from swiftlet_models.weights import save_weights
 from swiftlet_serve.benchmark.networks import VOCABULARY_SIZE, batch_of
 from swiftlet_serve.engines import native
@@ -36,6 +43,9 @@ from swiftlet_train.loop.lamb import Lamb
 
 TOKENS: Final = 128
 WAYS: Final = ("native int8", "torch fp32", "training step")
+PARTS: Final = ("feed-forward", "attention", "rest")  # of a network's time
+FEED_FORWARD: Final = re.compile(r"\.(\w*ffn)")
+ATTENTION: Final = re.compile(r"\.(enter\w*|query|key|value|output|attention_norm)\.")
 
 
 @dataclass(frozen=True)
@@ -146,6 +156,81 @@ def measure(shapes: Mapping[str, Shape], rounds: int, threads: int) -> dict[str,
     return found
 
 
+def part_of(step: Step) -> str:
+    """Returns what a step is a part of: the feed-forward networks, attention with its products, or the rest.
+
+    What leads from the hidden states into a bottleneck is one product with attention's, and counts with them.
+    """
+    name = {Multiply: "product", Norm: "norm"}.get(type(step))
+    if name is None:
+        return PARTS[1] if isinstance(step, Attend) else PARTS[2]
+    of_layer = getattr(step, name).removeprefix("layers.")
+    if ".feed_forward." in of_layer:
+        return PARTS[0]
+    return PARTS[2] if of_layer == getattr(step, name) or ".leave" in of_layer else PARTS[1]
+
+
+def without(folded: Folded, removed: Callable[[Step], bool]) -> Folded:
+    """Returns a network without some steps. Its answers mean nothing, but the other steps take as long as before."""
+    program = folded.program
+    kept = [tuple(step for step in block.steps if not removed(step)) for block in program.blocks]
+    blocks = [replace(block, steps=steps) for block, steps in zip(program.blocks, kept, strict=True) if steps]
+    return replace(folded, program=replace(program, blocks=tuple(blocks)))
+
+
+def measure_shares(shape: Shape, tokens: int, rounds: int) -> dict[str, float]:
+    """Returns the seconds of CPU time of each of `PARTS` of a network, for a sequence of so many tokens."""
+    library, _ = native.select()
+    if library is None:
+        raise SystemExit("There are no kernels for this CPU.")
+    whole = fold(shape.architecture, {"vocab_size": VOCABULARY_SIZE, **shape.config}, weights_of(make(shape)))
+    networks = [
+        whole,
+        without(whole, lambda step: part_of(step) == PARTS[0]),
+        without(whole, lambda step: part_of(step) == PARTS[0] or ".leave" in getattr(step, "product", "")),
+        without(whole, lambda step: part_of(step) != PARTS[2] or ".leave" in getattr(step, "product", "")),
+    ]
+    engines = [native.Native(library, network) for network in networks]
+    library.share_cores(1)
+    batch, least = batch_of(1, tokens), [float("inf")] * len(engines)
+    for _ in range(rounds):
+        for number, engine in enumerate(engines):
+            least[number] = min(least[number], seconds_of(partial(engine.run, batch), time.process_time))
+    for engine in engines:
+        engine.close()
+    all_s, plain_s, entered_s, rest_s = least
+    found = {PARTS[0]: all_s - plain_s, PARTS[1]: entered_s - rest_s}
+    return found | {PARTS[2]: all_s - sum(found.values())}
+
+
+def parameter_ratio(shape: Shape) -> float:
+    """Returns the parameters of attention, bottlenecks in front of it included, beside those of the feed-forward."""
+    counts = dict.fromkeys(PARTS[:2], 0)
+    for name, weight in make(shape).encoder.named_parameters():
+        if FEED_FORWARD.search(name):
+            counts[PARTS[0]] += weight.numel()
+        elif ATTENTION.search(name):
+            counts[PARTS[1]] += weight.numel()
+    return counts[PARTS[1]] / counts[PARTS[0]]
+
+
+def report_shares(shapes: Mapping[str, Shape], rounds: int) -> str:
+    lines = [
+        current_environment("torch").description(""),
+        "",
+        "| Network | Tokens | Ratio of parameters | Feed-forward | Attention | Rest | Ratio of time |",
+        "|---|" + "---:|" * 6,
+    ]
+    for name, shape in shapes.items():
+        ratio = parameter_ratio(shape)
+        for tokens in (TOKENS, 4 * TOKENS):
+            seconds = measure_shares(shape, tokens, rounds)
+            shares = [f"{100 * seconds[part] / sum(seconds.values()):.0f} %" for part in PARTS]
+            cells = [name, f"{tokens}", f"{ratio:.2f}", *shares, f"{seconds[PARTS[1]] / seconds[PARTS[0]]:.2f}"]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def report(shapes: Mapping[str, Shape], found: Mapping[str, Mapping[str, float]], threads: int) -> str:
     kind = "CPU time" if threads == 1 else "wall-clock time"
     lines = [
@@ -193,10 +278,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=SHAPES, default=list(SHAPES), metavar="NAME")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--shares", action="store_true", help="measure attention and feed-forward, and nothing else")
     parser.add_argument("--picture", type=Path, help="an SVG file")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     shapes = {name: SHAPES[name] for name in arguments.only}
+    if arguments.shares:
+        print(report_shares(shapes, arguments.rounds))
+        return
     found = measure(shapes, arguments.rounds, arguments.threads)
     print(report(shapes, found, arguments.threads))
     if arguments.picture:

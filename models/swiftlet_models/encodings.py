@@ -41,6 +41,7 @@ class Encoding:
     left_out: int = field(default=0, kw_only=True)  # tokens of the text, or the pair, that were cut off
     attended: int | None = field(default=None, kw_only=True)  # tokens that tokens attend to, the first ones; None: all
     head: int = field(default=0, kw_only=True)  # that reads the sequence, among those of the network's trunk
+    member: int = field(default=0, kw_only=True)  # whose network reads it, if several models answer as one
     kept: bool = field(default=False, kw_only=True)  # whether its row is kept, since other requests have it, too
 
     @property

@@ -56,6 +56,12 @@ class Settings(BaseSettings):
         "text-embedding-3-small=mobilebert-embed. A name means a served model, a version of it, or a task's default "
         "model. jev-latest means zero-shot, unless it is set.",
     )
+    ensembles: Annotated[Mapping[str, str], NoDecode] = Field(
+        default_factory=dict,
+        description="Several of the models that answer as one, separated by commas: both=mobilebert-sst2+albert-sst2 "
+        "is the mean of their probabilities, both=mobilebert-sst2+albert-sst2:logits that of their logits. The models "
+        "need one task and the same labels. Ensembles precede models for requests that name no model.",
+    )
     model_cache: str = Field(
         "",
         description="Directory of the models that were imported from checkpoints. Servers can share it. none: a "
@@ -251,7 +257,7 @@ class Settings(BaseSettings):
     def _split_models(cls, value: object) -> object:
         return split_models(value) if isinstance(value, str) else value
 
-    @field_validator("model_names", mode="before")
+    @field_validator("model_names", "ensembles", mode="before")
     @classmethod
     def _split_names(cls, value: object) -> object:
         if not isinstance(value, str):

@@ -34,6 +34,7 @@ SUBMISSIONS = st.builds(
     st.floats(0, 1e9),
     st.sampled_from(["interactive", "bulk"]),
     st.text(max_size=9),
+    st.booleans(),
 )
 ROWS = st.tuples(st.integers(1, 3), st.integers(1, 4)).map(
     lambda shape: np.arange(12, dtype=np.float32)[: math.prod(shape)].reshape(shape)

@@ -16,6 +16,7 @@ from swiftlet_serve.errors import SetupError
 from swiftlet_serve.fronts.sockets import bind_public
 from swiftlet_serve.http.gate.api_keys import make_key
 from swiftlet_serve.settings import Settings
+from tests.support.artifacts import make_artifact
 from tests.support.fakes import PATIENCE_S
 from tests.support.fronts import CONNECTIONS, ask_all, processes, until_fronts, until_metrics
 from tests.support.metrics import ACCEPTED, FINISHED, IN_FLIGHT, REFUSED, scrape, total
@@ -28,6 +29,7 @@ REQUESTS = [
     ("/classify", {"inputs": "fine"}),
     ("/classify", {"inputs": ["fine", "bad " * 200, ""], "partial": True}),
     ("/classify", {"inputs": [["a pair", "of texts"], "one"], "parameters": {"top_k": 2}}),
+    ("/classify", {"inputs": ["fine", "", "one"], "partial": True, "model": "both"}),
     ("/classify", {"inputs": 3}),
     ("/qa", {"inputs": {"question": "Who?", "context": "Ada wrote it. " * 50}, "parameters": {"top_k": 3}}),
     ("/fill-mask", {"inputs": "a [MASK] day", "parameters": {"top_k": 3}}),
@@ -85,8 +87,15 @@ def answer_of(response):
     return response.status, body
 
 
-def test_answers_equal_those_of_a_server_without_fronts(artifact_dir):
-    models = ("--models", ",".join(str(artifact_dir / f"tiny-{task}") for task in ("classify", "qa", "fill-mask")))
+@pytest.fixture
+def both(artifact_dir, tmp_path):
+    """The options for two classifiers, which an ensemble precedes, and the other tasks."""
+    paths = [artifact_dir / f"tiny-{task}" for task in ("classify", "qa", "fill-mask")]
+    paths.append(make_artifact(tmp_path, "classify", "other").path)
+    return "--models", ",".join(map(str, paths)), "--ensembles", "both=tiny-classify+other"
+
+
+def test_answers_equal_those_of_a_server_without_fronts(artifact_dir, both):
 
     async def scenario(server):
         return [answer_of(await ask(server.port, path, json.dumps(body).encode())) for path, body in REQUESTS]
@@ -94,7 +103,7 @@ def test_answers_equal_those_of_a_server_without_fronts(artifact_dir):
     async def pages(server):
         return [(await ask(server.port, path, None)).body for path in ("/models", "/openapi.json", "/health/ready")]
 
-    with serving(artifact_dir, *models) as one, serving(artifact_dir, *models, *TWO) as two:
+    with serving(artifact_dir, *both) as one, serving(artifact_dir, *both, *TWO) as two:
         expected = run(scenario(one))
         assert {status for status, _ in expected} == {200, 422}
         assert [run(scenario(two)) for _ in range(4)] == [expected] * 4
@@ -122,8 +131,8 @@ async def test_metrics_and_status_of_any_front_are_those_of_all(artifact_dir):
     assert len({total(one, "process_start_time_seconds") for one in scrapes}) == 1  # of the same process each time
 
 
-async def test_rate_limit_holds_over_all_fronts(artifact_dir):
-    """One request in a thousand seconds, and a body that is no JSON counts as well."""
+async def test_rate_limit_holds_over_all_fronts(artifact_dir, both):
+    """One request in a thousand seconds, of both models. A body that is no JSON counts as well."""
 
     async def invalid_first():
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -133,7 +142,7 @@ async def test_rate_limit_holds_over_all_fronts(artifact_dir):
         limited = await read_response(reader)
         return invalid, limited
 
-    limit = (*TWO, "--client-rate-limit", "0.001")
+    limit = (*TWO, *both, "--client-rate-limit", "0.001")
     with serving(artifact_dir, *limit) as server:
         answers = await ask_all(server)
         invalid = await ask(server.port, "/classify", b"{")

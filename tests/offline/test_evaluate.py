@@ -413,6 +413,21 @@ def test_evaluate_command_prints_scores_and_comparison(tmp_path, make, good):
     assert "baseline, always the commonest label: 75.00 %" in result.stderr
 
 
+def test_evaluate_command_measures_an_ensemble_beside_its_members(tmp_path, make, good):
+    """The one is sure and right, the other is not sure and wrong: the mean of the probabilities is right."""
+    bad = make("classify", {(CLS, 0): 1.0}, "bad")
+    words, data = f"{good}+{bad}", tsv(tmp_path, [1, 1, 1, 0])
+    result = CliRunner().invoke(main, ["evaluate", words, str(data), "--against", str(bad)])
+
+    assert result.exit_code == 0, result.output
+    *lines, last = result.stdout.splitlines()
+    assert [line.partition("  (")[0] for line in lines] == [
+        "tiny-classify  accuracy 75.00 %", "bad  accuracy 25.00 %", "ensemble  accuracy 75.00 %"
+    ]  # fmt: skip
+    assert last.startswith("difference +50.00 points")
+    assert "An ensemble has no card" in CliRunner().invoke(main, ["evaluate", words, str(data), "--record"]).output
+
+
 def test_evaluate_command_uses_options(tmp_path, good):
     data = tsv(tmp_path, [1, 1, 0, 0])
     arguments = ["evaluate", str(good), str(data), "--skip", "1", "--limit", "2"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 from pydantic import ValidationError
@@ -22,6 +23,9 @@ from swiftlet_serve.cli.options import DataFile, Directory, data_option, limit_o
 from swiftlet_serve.cli.progress import advance, note
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.settings import Settings, check_variables, split_models
+
+if TYPE_CHECKING:
+    from swiftlet_serve.offline.evaluate import Evaluation
 
 TRAINING: Final = "swiftlet_train"
 ANY_ARGUMENTS: Final = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -304,7 +308,7 @@ def calibrate(
 @click.argument("artifact")
 @click.argument("data", type=DataFile)
 @score.task_option
-@click.option("--against", metavar="ARTIFACT", help="Second artifact, to compare with.")
+@click.option("--against", metavar="ARTIFACT", help="Second artifact or ensemble, to compare with.")
 @click.option("--engine", default=Settings.model_fields["engine"].default, show_default=True, help="Engine to run on.")
 @skip_option
 @limit_option
@@ -324,20 +328,30 @@ def evaluate(
     """Measures the accuracy of an artifact on a data file.
 
     Each example takes the path of a request. The format of DATA depends on the task: see the guide to importing.
+    ARTIFACT can be an ensemble as in --ensembles, A+B or A+B:logits. Its members are measured as well.
     """
-    from swiftlet_serve.inference.loading import load_model, locate
+    from swiftlet_serve.inference.ensemble import EnsembleModel, Words
+    from swiftlet_serve.inference.loading import LoadedModel, load_model, locate_one
     from swiftlet_serve.offline.evaluate import agreement, difference, evaluate
     from swiftlet_serve.offline.evaluate import record as record_scores
 
-    results = []
-    for path in locate([artifact, *([against] if against else [])]):
-        model = load_model(path, engine, task=task)
+    @functools.cache
+    def measure(words: str) -> Evaluation:
+        members, mean = Words.parse(words)
+        results = [measure(member) for member in members] if len(members) > 1 else []
+        models = [load_model(locate_one(member), engine, task=task) for member in members]
+        model: LoadedModel | EnsembleModel = EnsembleModel.of("ensemble", models, mean) if results else models[0]
         note(f"{model.manifest.name} on {data.name}")
-        results.append(evaluate(model, data, limit=limit, skip=skip, progress=advance))
-        for line in summaries.score_lines(model.manifest.name, results[-1]):
+        result = evaluate(model, data, limit=limit, skip=skip, progress=advance)
+        for line in summaries.score_lines(model.manifest.name, result):
             click.echo(line)
-        if record and len(results) == 1:
-            record_scores(model, data, results[0], limit=limit, skip=skip)
+        if record and words == artifact:
+            record_scores(model, data, result, limit=limit, skip=skip)
+        return result
+
+    if record and len(Words.parse(artifact).members) > 1:
+        raise click.UsageError("An ensemble has no card. Leave --record out, or name one artifact.")
+    results = [measure(words) for words in [artifact, *([against] if against else [])]]
     for name, baseline in results[0].baselines.items():
         note(f"baseline, {name}: {baseline.value:.2f} %")
     if against:

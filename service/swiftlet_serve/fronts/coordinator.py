@@ -57,8 +57,9 @@ class Coordinator:
         self.restarts = 0
         self._runtime = runtime
         self._sockets = sockets
-        self._models = list(runtime.pipelines)
-        self._keys = [pipeline.key for pipeline in runtime.pipelines.values()]  # of models that share a trunk: equal
+        hosted = {name: one for name, one in runtime.pipelines.items() if not one.model.member_names}
+        self._models = list(hosted)  # the fronts make the ensembles
+        self._keys = [pipeline.key for pipeline in hosted.values()]  # of models that share a trunk: equal
         self._fronts: dict[int, FrontProcess] = {}  # that are ready, by the index of their socket
         self._starting: set[FrontProcess] = set()
         self._lost: dict[FrontProcess, asyncio.Event] = {}  # of every front that runs, set when it is lost

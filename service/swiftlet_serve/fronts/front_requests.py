@@ -51,11 +51,12 @@ class FrontRequests:
         """
         if number in self._running:
             raise ValueError("A request with this number is in progress.")
-        model, encodings, deadline, priority, client = messages.unpack_submission(body)
+        model, encodings, deadline, priority, client, is_further = messages.unpack_submission(body)
         name, record = self._models[model], RequestRecord(account=client)
         lengths = [len(encoding.input_ids) for encoding in encodings]
         try:
-            self._begin(client)
+            if not is_further:
+                self._begin(client)
             self._runtime.admission.commit(None, name, lengths, deadline - time.monotonic(), priority, client)
             if client and self._runtime.rate_limiter is not None:
                 self._runtime.rate_limiter.charge_tokens(client, time.monotonic(), sum(lengths))

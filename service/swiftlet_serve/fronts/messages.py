@@ -3,7 +3,8 @@
 A message is a header and a body. The header is the length of the message in bytes (uint32), its `Kind` (uint32) and the
 number of the request (uint64), which the front gives. The bodies:
 
-    SUBMIT    model, priority (uint32), deadline (float64), B, bytes of the client's name (uint32); sequences; the name
+    SUBMIT    model, priority (uint32), deadline (float64), B, bytes of the client's name, 1 for a further part of a
+              request (uint32); sequences; the name
     RESULT    B, size of the largest batch (uint32); start and end of the stages queue, batch and infer (6 float64,
               NaN without a row); rows
     REFUSED   seconds for Retry-After (float64, NaN without), code and detail as text with a NUL byte between them
@@ -55,7 +56,7 @@ class Kind(enum.IntEnum):
 HEADER: Final = struct.Struct("<IIQ")
 MAX_BYTES: Final = 1 << 28
 
-_SUBMIT: Final = struct.Struct("<IIdII")
+_SUBMIT: Final = struct.Struct("<IIdIII")
 _RESULT: Final = struct.Struct("<II6d")
 _DELAY: Final = struct.Struct("<d")
 _PRIORITIES: Final[tuple[Priority, ...]] = ("interactive", "bulk")
@@ -72,6 +73,7 @@ class Submission(NamedTuple):
     deadline: Deadline
     priority: Priority
     client: str  # for its share of the engine, and the rate limit
+    is_further: bool = False  # whether it is a further part of a request, which the rate limit has counted
 
 
 class Result(NamedTuple):
@@ -103,9 +105,9 @@ def unpack_json(body: memoryview) -> Any:
 
 def pack_submission(number: int, submission: Submission) -> bytes:
     """Encodes a request."""
-    model, encodings, deadline, priority, client = submission
+    model, encodings, deadline, priority, client, is_further = submission
     name = client.encode()
-    head = _SUBMIT.pack(model, _PRIORITIES.index(priority), deadline, len(encodings), len(name))
+    head = _SUBMIT.pack(model, _PRIORITIES.index(priority), deadline, len(encodings), len(name), is_further)
     return pack(Kind.SUBMIT, number, b"".join([head, codec.pack_sequences(encodings), name]))
 
 
@@ -115,12 +117,13 @@ def unpack_submission(body: memoryview) -> Submission:
     Raises:
         ValueError, struct.error: the body is invalid.
     """
-    model, priority, deadline, size, name_bytes = _SUBMIT.unpack_from(body)
+    model, priority, deadline, size, name_bytes, is_further = _SUBMIT.unpack_from(body)
     if priority >= len(_PRIORITIES) or not math.isfinite(deadline) or not size:
         raise ValueError("The head of the request is invalid.")
     end = len(body) - name_bytes
     encodings = codec.unpack_sequences(body[:end], size, _SUBMIT.size)
-    return Submission(model, encodings, deadline, _PRIORITIES[priority], bytes(body[end:]).decode())
+    client = bytes(body[end:]).decode()
+    return Submission(model, encodings, deadline, _PRIORITIES[priority], client, bool(is_further))
 
 
 def pack_result(number: int, outcomes: Sequence[Outcome], record: RequestRecord) -> bytes:

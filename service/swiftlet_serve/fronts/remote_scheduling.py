@@ -162,7 +162,11 @@ class CoordinatorRequests:
         loop, number = asyncio.get_running_loop(), next(self._numbers)
         rows: list[asyncio.Future[Row]] = [loop.create_future() for _ in encodings]
         client = "" if record is None else record.account
-        self._send(messages.pack_submission(number, Submission(model, list(encodings), deadline, priority, client)))
+        is_further = record is not None and record.charged
+        submission = Submission(model, list(encodings), deadline, priority, client, is_further)
+        self._send(messages.pack_submission(number, submission))
+        if record is not None:
+            record.charged = True
         tokens = sum([len(encoding.input_ids) for encoding in encodings])
         self._waiting[number] = WaitingRequest(rows, record, tokens)
         rows[0].add_done_callback(partial(self._on_done, number))  # a caller cancels all rows of a request, or none
@@ -216,8 +220,8 @@ class CoordinatorRequests:
     def _accept(self, request: WaitingRequest) -> None:
         if request.record is not None and not request.accepted:
             request.accepted = True
-            request.record.accept(len(request.rows), request.tokens)
-            self._stats.accept(request.record)
+            if request.record.accept(len(request.rows), request.tokens):
+                self._stats.accept(request.record)
 
     def _on_done(self, number: int, _: object) -> None:
         """Cancels a request whose caller has gone."""
@@ -242,8 +246,7 @@ class RemoteScheduler:
         self, encodings: Sequence[Encoding], deadline: Deadline, priority: Priority, record: RequestRecord | None
     ) -> list[asyncio.Future[Row]]:
         if not encodings:  # it needs no engine, and its client is charged when it ends
-            if record is not None:
-                record.accept(0, 0)
+            if record is not None and record.accept(0, 0):
                 self._stats.accept(record)
             return []
         self._admission.submitted(record)

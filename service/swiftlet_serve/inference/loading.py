@@ -48,6 +48,11 @@ class OpenModel:
         has_vector = about is None or about.vector
         return [name for name in names if has_vector or not getattr(tasks.load(name), "READS_VECTOR", False)]
 
+    @property
+    def member_names(self) -> Sequence[str]:
+        """The models that answer as this one, if it is an ensemble."""
+        return ()
+
     def for_task(self, name: str) -> Self:
         """Returns the model with another of its tasks.
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError, draining, engine_unavailable
 from swiftlet_serve.inference.catalog import DEFAULT, Catalog, ModelLoading, ServedVersions
+from swiftlet_serve.inference.ensemble import combine
 from swiftlet_serve.inference.loading import OpenModel
 from swiftlet_serve.inference.pipeline import Pipeline, Scheduler
 from swiftlet_serve.scheduling.admission import AdmissionController
@@ -54,7 +55,8 @@ class Runtime(ABC):
             rate_limiter: limits the requests of each client on all ports; None without a limit.
 
         Raises:
-            SetupError: two models have the same name, or one of the settings' `model_names` means no model.
+            SetupError: two models have the same name, one of the settings' `ensembles` is invalid, or one of their
+                `model_names` means no model.
         """
         self.settings = settings
         self.stats = stats
@@ -65,14 +67,24 @@ class Runtime(ABC):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lag = EventLoopLag()
         self._threads = ThreadPoolExecutor(settings.cores, "text")
-        fixed: dict[str, ServedVersions] = {}
+        fixed: dict[str, Pipeline] = {}
         for model in served:
             name = model.manifest.name
-            if name in fixed:
-                raise SetupError(f"Two of the models to serve have the name {name!r}. Names must be unique.")
-            pipeline = self._make_pipeline(model, self._place_of(name))
-            fixed[name] = ServedVersions(model.manifest.task, {1: pipeline}, {DEFAULT: 1})
-        self.catalog.update(fixed)
+            _check_unique(name, fixed)
+            fixed[name] = self._make_pipeline(model, self._place_of(name))
+        ensembles: dict[str, Pipeline] = {}
+        for name, words in settings.ensembles.items():
+            _check_unique(name, fixed)
+            combined, scheduler = combine(name, words, fixed)
+            stats.add_model(name, combined.task_name)
+            key = fixed[combined.member_names[0]].key  # of the engine whose title stands for all
+            ensembles[name] = Pipeline(combined, scheduler, self._threads, settings, key)
+        # Ensembles come first, and so answer requests that name no model.
+        versions = {
+            name: ServedVersions(pipeline.model.manifest.task, {1: pipeline}, {DEFAULT: 1})
+            for name, pipeline in (ensembles | fixed).items()
+        }
+        self.catalog.update(versions)
         if settings.repository is None:  # whose models change
             self.catalog.check_names(settings.model_names)
 
@@ -172,3 +184,9 @@ class Runtime(ABC):
         """Logs that a model is served, and on what."""
         manifest, runtime = pipeline.model.manifest, self.engine_title(pipeline)
         log.info("model %s %s (%s) runs on %s", manifest.name, pipeline.version_name, manifest.task, runtime)
+
+
+def _check_unique(name: str, known: Mapping[str, Pipeline]) -> None:
+    """Raises SetupError if a model of this name is served already."""
+    if name in known:
+        raise SetupError(f"Two of the models to serve have the name {name!r}. Names must be unique.")

@@ -25,6 +25,7 @@ from swiftlet_models.encodings import Encoding
 from swiftlet_models.metrics import Score, Threshold
 from swiftlet_serve import evaluation
 from swiftlet_serve.errors import SetupError, Unprocessable
+from swiftlet_serve.inference.ensemble import EnsembleModel
 from swiftlet_serve.inference.loading import LoadedModel, OpenModel
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
@@ -65,9 +66,14 @@ class Measure:
 
 
 def evaluate(
-    model: LoadedModel, data: Path, *, limit: int | None = None, skip: int = 0, progress: Progress | None = None
+    model: LoadedModel | EnsembleModel,
+    data: Path,
+    *,
+    limit: int | None = None,
+    skip: int = 0,
+    progress: Progress | None = None,
 ) -> Evaluation:
-    """Measures a model on a data file, and closes the model.
+    """Measures a model or an ensemble of loaded models on a data file, and closes it.
 
     `skip` and `limit` count examples of the file (documents, for fill-mask).
 
@@ -108,7 +114,10 @@ def encodings(model: OpenModel, data: Path, limit: int) -> list[Encoding]:
 
 
 def respond_to_examples(
-    model: LoadedModel, bodies: Sequence[dict[str, Any]], data: Path, progress: Progress | None = None
+    model: LoadedModel | EnsembleModel,
+    bodies: Sequence[dict[str, Any]],
+    data: Path,
+    progress: Progress | None = None,
 ) -> list[Any]:
     """Returns the responses to the requests of a data file's examples, in order, and closes the model.
 
@@ -199,10 +208,17 @@ def _check_comparable(first: Evaluation, second: Evaluation) -> None:
         raise SetupError("The two models were asked different questions, so their answers cannot be compared.")
 
 
-async def _send(model: LoadedModel, bodies: Sequence[dict[str, Any]], progress: Progress | None) -> list[Any]:
+async def _send(
+    model: LoadedModel | EnsembleModel, bodies: Sequence[dict[str, Any]], progress: Progress | None
+) -> list[Any]:
     """Sends requests through a pipeline, and closes the model. Returns the responses in order."""
-    runtime = LocalRuntime.of(Settings.model_construct(), [model])  # not those of a server, in the environment
-    (pipeline,) = runtime.pipelines.values()
+    name = model.manifest.name
+    ensembles = {name: model.words} if isinstance(model, EnsembleModel) else {}
+    members = model.members if isinstance(model, EnsembleModel) else [model]
+    loaded = [member for member in members if isinstance(member, LoadedModel)]
+    # Not with the settings of a server, in the environment.
+    runtime = LocalRuntime.of(Settings.model_construct(ensembles=ensembles), loaded)
+    pipeline = runtime.pipelines[name]
     slots = asyncio.Semaphore(CONCURRENCY)
     done = 0
 

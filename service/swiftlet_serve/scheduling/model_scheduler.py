@@ -32,14 +32,15 @@ class ModelScheduler:
         lengths = [len(encoding.input_ids) for encoding in encodings]
         client, now = "" if record is None else record.account, time.monotonic()
         limiter = self.rate_limiter if client else None
-        if limiter is not None:
+        if limiter is not None and record is not None and not record.charged:
             limiter.check_tokens(client, now)  # other requests may have been charged since this one's head was read
         self.admission.commit(record, self.model, lengths, deadline - now, priority, client)
         if limiter is not None:
             limiter.charge_tokens(client, now, sum(lengths))
         if record is not None:
-            record.accept(len(lengths), sum(lengths))
-            self.stats.accept(record)
+            record.charged = True
+            if record.accept(len(lengths), sum(lengths)):
+                self.stats.accept(record)
         return self.dispatcher.submit(self.model, encodings, deadline, priority, record)
 
     def minimum_s(self, lengths: Sequence[int]) -> float:

@@ -10,10 +10,10 @@ The tasks here follow the pipelines of the same names in transformers 4.57.1, an
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import plugins
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.types import Task
+
+Mean = Literal["probabilities", "logits"]
+"""What several models that answer as one take the mean of. Probabilities are the scores that they would answer with."""
 
 
 class Definition(Protocol):
@@ -48,6 +51,8 @@ class Definition(Protocol):
 
     TASK: type[Task[Any, Any]]
     """The class of the tasks that `create` makes."""
+    ENSEMBLE: Callable[[Sequence[Any], Mean], Task[Any, Any]]
+    """Makes the task of several models that answer as one, given theirs. Raises ValueError if they differ. Optional."""
 
     def create(self, tokenizer: Tokenizer, manifest: Manifest, *scorer: Scorer) -> Task[Any, Any]:
         """Makes the task of one artifact. Raises ValueError if the artifact does not fit the task."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -106,14 +107,14 @@ class Classify(OneByOne):
 
     Request = ClassifyRequest
     Response = list[list[Label] | Failure]
-    max_sequences: ClassVar[int] = MAX_INPUTS  # a row is a few numbers
+    max_sequences: int = MAX_INPUTS  # a row is a few numbers
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
         self.tokenizer = tokenizer
         self.max_tokens = manifest.max_tokens
         self.labels = manifest.labels
         self.is_regression = manifest.problem == "regression"
-        self._default = default_function(manifest.problem, len(manifest.labels))
+        self.function = default_function(manifest.problem, len(manifest.labels))
         self._prompt = manifest.embedding.default_prompt_text() if manifest.embedding else ""
         self._read_last_token = tasks.is_causal(manifest)
 
@@ -145,12 +146,19 @@ class Classify(OneByOne):
     ) -> list[list[dict[str, Any]]]:
         """Returns the labels of each text, best first."""
         parameters = request.parameters or DEFAULTS
-        apply = FUNCTIONS[parameters.function_to_apply or self._default]
-        scores = [apply(row[0].tolist()) for row in rows]
-        if parameters.truncation == _windows.WINDOW:
-            join = _windows.JOINS[parameters.window]
-            scores = _windows.joined(encodings, scores, lambda *windows: join(*windows).tolist())
+        function = parameters.function_to_apply or self.function
+        scores = self.scores(parameters, encodings, rows, function)
         return [self._ranked(each, parameters.top_k) for each in scores]
+
+    def scores(
+        self, parameters: ClassifyParameters, encodings: Sequence[Encoding], rows: Sequence[Row], function: Function
+    ) -> list[list[float]]:
+        """Returns the scores of the labels, in their order, of each text."""
+        scores = [FUNCTIONS[function](row[0].tolist()) for row in rows]
+        if parameters.truncation != _windows.WINDOW:
+            return scores
+        join = _windows.JOINS[parameters.window]
+        return _windows.joined(encodings, scores, lambda *windows: join(*windows).tolist())
 
     def single(self, response: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         """Returns the labels of the only text."""
@@ -159,6 +167,48 @@ class Classify(OneByOne):
     def _ranked(self, scores: Sequence[float], top_k: int | None) -> list[dict[str, Any]]:
         best = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[:top_k]  # equal scores keep their order
         return [{"label": self.labels[i], "score": scores[i]} for i in best]
+
+
+class Ensemble(Classify):
+    """Classifiers of the same labels that answer as one: with the mean of their scores, or the scores of mean logits.
+
+    Each reads a text with its own tokenizer, and the whole of a long text in its own windows.
+    """
+
+    def __init__(self, members: Sequence[Classify], mean: tasks.Mean):
+        """Raises ValueError if the members differ in their labels, or in what they are trained to tell of them."""
+        first = members[0]
+        for other in members:
+            if {*other.labels} != {*first.labels} or len({*other.labels}) < len(other.labels):
+                raise ValueError(f"the labels differ: {', '.join(first.labels)}, and {', '.join(other.labels)}.")
+            if other.function != first.function:
+                raise ValueError("one tells a label of each text, another several labels or a number.")
+        self.labels, self.is_regression, self.function = first.labels, first.is_regression, first.function
+        self.max_sequences = sum(member.max_sequences for member in members)
+        self._members = members
+        self._columns = [[member.labels.index(label) for label in self.labels] for member in members]
+        self._of_logits = mean == "logits"
+
+    def encode(self, request: ClassifyRequest) -> list[Encoding]:
+        """Encodes each text for each member.
+
+        Raises:
+            Unprocessable: a member cannot read a text.
+        """
+        parts = [member.encode(request) for member in self._members]
+        return [replace(encoding, member=number) for number, part in enumerate(parts) for encoding in part]
+
+    def scores(
+        self, parameters: ClassifyParameters, encodings: Sequence[Encoding], rows: Sequence[Row], function: Function
+    ) -> list[list[float]]:
+        applied: Function = "none" if self._of_logits else function
+        scores = []
+        for number, (member, columns) in enumerate(zip(self._members, self._columns, strict=True)):
+            own = [place for place, encoding in enumerate(encodings) if encoding.member == number]
+            part = member.scores(parameters, [encodings[i] for i in own], [rows[i] for i in own], applied)
+            scores.append([[each[column] for column in columns] for each in part])
+        means = [list(map(_mean, zip(*of_text, strict=True))) for of_text in zip(*scores, strict=True)]
+        return [FUNCTIONS[function](mean) for mean in means] if self._of_logits else means
 
 
 def default_function(problem: Problem | None, labels: int) -> Function:
@@ -196,6 +246,11 @@ FUNCTIONS: Final[dict[Function, Callable[[Sequence[float]], list[float]]]] = {
 }
 
 
+def _mean(values: Sequence[float]) -> float:
+    """Returns the mean, which does not depend on the order of the values."""
+    return math.fsum(values) / len(values)
+
+
 def _text(item: str | Pair, pointer: str, prompt: str) -> Text:
     if isinstance(item, Pair):
         text, pair, pointer = item.text, item.text_pair, f"{pointer}/text"
@@ -207,3 +262,4 @@ def _text(item: str | Pair, pointer: str, prompt: str) -> Text:
 
 
 TASK: Final = Classify
+ENSEMBLE: Final = Ensemble

@@ -65,6 +65,8 @@ class RequestRecord:
     bulk: bool = False  # whether the request has the priority bulk
     timeout_s: float | None = None  # timeout that the client asked for
     minimum_s: float = 0.0  # predicted time of the engine for this request alone, if it is refused or late
+    parts: int = 1  # that are queued one by one, before the request is accepted: one for each member of an ensemble
+    charged: bool = False  # whether its client's rate limit has counted it
     accepted: bool = False
     status: int | None = None  # of the response; None if the client disconnected before there was one
     code: str = ""  # of the error in the response
@@ -78,9 +80,13 @@ class RequestRecord:
         """The tokens of all sequences before they were cut."""
         return self.tokens + self.left_out
 
-    def accept(self, sequences: int, tokens: int) -> None:
-        """Marks the request as accepted: all of its sequences are queued."""
-        self.sequences, self.tokens, self.accepted = sequences, tokens, True
+    def accept(self, sequences: int, tokens: int) -> bool:
+        """Notes that a part of the request is queued. Returns whether all of it is, so that it is accepted now."""
+        self.sequences += sequences
+        self.tokens += tokens
+        self.parts -= 1
+        self.accepted = not self.parts
+        return self.accepted
 
     def add_stage(self, stage: Stage, started: float, ended: float) -> None:
         """Records a stage, unless another sequence took longer in it."""

@@ -49,6 +49,9 @@ class ModelInfo(BaseModel):
         Field(description="Languages of the texts that the model was trained for, as BCP 47 tags; empty if not known."),
     ]
     mask: Annotated[str | None, Field(description="Mask token of a fill-mask model; null for other tasks.")]
+    members: Annotated[
+        list[str], Field(description="Models that answer together as this one; empty unless it is an ensemble.")
+    ]
     card: Annotated[dict[str, Any], Field(description="Model card: sources, data, scores and speed.")]
     certificate: Annotated[
         dict[str, Any] | None,
@@ -87,6 +90,7 @@ def describe(pipeline: Pipeline, default: bool, runtime: str, versions: Sequence
         labels=list(manifest.labels),
         languages=list(manifest.languages),
         mask=getattr(pipeline.model.task, "mask", None),
+        members=list(pipeline.model.member_names),
         card=pipeline.model.artifact.public_card(),
         certificate=pipeline.model.artifact.certificate(),
         versions=[
