@@ -265,7 +265,7 @@ class Native:
             yield created.value
         finally:
             if self._model is None:
-                self._c.swiftlet_destroy(created)
+                self._c.swiftlet_destroy(created.value)
 
     def _packed_file(
         self,

@@ -13,6 +13,13 @@
 
 #include "multiply.h"
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(...)
+#define ASAN_UNPOISON_MEMORY_REGION(...)
+#endif
+
 namespace {
 
 constexpr std::size_t alignment = 64;
@@ -133,21 +140,25 @@ class Region {
             munmap(space_, space_bytes_);
             throw std::bad_alloc();
         }
+        ASAN_POISON_MEMORY_REGION(data_, size);  // what is not taken must not be used
     }
     Region(const Region&) = delete;
     Region& operator=(const Region&) = delete;
     ~Region() {
-        if (data_) munmap(space_, space_bytes_);
+        if (!data_) return;
+        ASAN_UNPOISON_MEMORY_REGION(space_, space_bytes_);
+        munmap(space_, space_bytes_);
     }
 
     // Takes memory for `count` elements. Throws std::bad_alloc if so much is not left.
     template <class T>
     T* take(std::size_t count, bool from_end = false) {
-        const std::size_t bytes = aligned(count * sizeof(T)), first = from_end ? end_ - bytes : start_;
+        const std::size_t bytes = aligned(count * sizeof(T)) + gap, first = from_end ? end_ - bytes : start_;
         used_ += bytes;
         if (!data_) return nullptr;
         if (start_ + bytes > end_) throw std::bad_alloc();
         (from_end ? end_ : start_) = from_end ? first : first + bytes;
+        ASAN_UNPOISON_MEMORY_REGION(data_ + first, count * sizeof(T));
         return reinterpret_cast<T*>(data_ + first);
     }
     // The same, filled with elements unless it is packed.
@@ -163,6 +174,11 @@ class Region {
 
    private:
     static constexpr std::size_t huge_page = 1 << 21;
+#ifdef __SANITIZE_ADDRESS__
+    static constexpr std::size_t gap = alignment;  // between parameters
+#else
+    static constexpr std::size_t gap = 0;
+#endif
 
     // Returns false for a new file if the system cannot put it on huge pages. Memory of this process and a packed file remain
     // on small pages if huge ones are not available.
