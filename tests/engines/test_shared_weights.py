@@ -16,6 +16,7 @@ from swiftlet_serve.engines.native import Native, Parameters, program_numbers
 from swiftlet_serve.machine.sealed_files import SealedFiles, open_sealed, path_of
 from swiftlet_serve.types import Batch
 from tests.support.native_kernels import best, encoding, folded
+from tests.support.shared_trunks import make_heads, sequences
 
 pytestmark = pytest.mark.skipif(native.best() is None, reason="no kernel is compiled for this CPU")
 
@@ -64,6 +65,17 @@ def test_process_that_maps_a_file_reads_no_matrix_and_computes_the_same_bits(arc
     first.close()
     packed.close()
     assert rows(mapped) == expected
+
+
+def test_heads_on_one_trunk_map_the_files_of_each_part():
+    artifacts, first = make_heads("bert", "int8"), SealedFiles()
+    packed = native.create_heads(artifacts, 1, first)
+    second = SealedFiles(paths(first.new))
+    mapped = native.create_heads(artifacts, 1, second)
+    batch = Batch.of(sequences(artifacts))
+
+    assert (len(first.new), len(second.new)) == (1 + len(artifacts), 0)
+    assert [row.tobytes() for row in packed.run(batch)] == [row.tobytes() for row in mapped.run(batch)]
 
 
 def test_file_of_another_source_kernel_or_precision_is_not_used(monkeypatch):

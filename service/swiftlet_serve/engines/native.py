@@ -239,10 +239,7 @@ class Native:
         with self._created(numbers) as measured:
             self._add_sizes(measured, *network)
             size = self._c.swiftlet_model_bytes(measured)
-        file = None
-        if files is not None:
-            key = repr((INTERFACE, library.kernel, precision, source, size)).encode() + numbers.tobytes()
-            file = self._packed_file(files, hashlib.sha256(key).digest(), size, numbers, *network)
+        file = None if files is None else self._packed_file(files, source, size, numbers, network)
         with self._created(numbers, size, file, packed=file is not None) as model:
             (self._add_parameters if file is None else self._add_sizes)(model, *network)
             _check(self._c.swiftlet_finish(model))
@@ -256,10 +253,8 @@ class Native:
     ) -> Iterator[int]:
         """Creates a model without parameters. It is destroyed, unless it has become this engine's."""
         created = ctypes.c_void_p()
-        memory = size, -1 if file is None else file, packed
-        _check(
-            self._c.swiftlet_create(PRECISIONS[self._precision], numbers, numbers.size, *memory, ctypes.byref(created))
-        )
+        about = PRECISIONS[self._precision], numbers, numbers.size, size, -1 if file is None else file, packed
+        _check(self._c.swiftlet_create(*about, ctypes.byref(created)))
         assert created.value is not None  # noqa: S101  # for the type checker
         try:
             yield created.value
@@ -268,19 +263,15 @@ class Native:
                 self._c.swiftlet_destroy(created.value)
 
     def _packed_file(
-        self,
-        files: SealedFiles,
-        key: bytes,
-        size: int,
-        numbers: NDArray[np.int32],
-        folded: Folded,
-        parameters: Parameters,
+        self, files: SealedFiles, source: str, size: int, numbers: NDArray[np.int32], network: tuple[Folded, Parameters]
     ) -> int | None:
         """Returns a file with the packed parameters, or None if the system does not allow one."""
+        about = repr((INTERFACE, self._library.kernel, self._precision, source, size)).encode() + numbers.tobytes()
+        key = hashlib.sha256(about).digest()
         if (found := files.find(key, size)) is not None:
             return found
         with suppress(OSError, MemoryError), files.make(key, size) as file, self._created(numbers, size, file) as model:
-            self._add_parameters(model, folded, parameters)
+            self._add_parameters(model, *network)
         return files.find(key, size)
 
     def _add_parameters(self, model: int, folded: Folded, parameters: Parameters) -> None:
