@@ -165,7 +165,7 @@ class Settings(BaseSettings):
     spare_engine: bool = Field(
         True,
         description="Keeps a second worker process ready, which replaces a lost one immediately. It doubles the memory "
-        "for the models.",
+        "for the models, except for weights that the native engine shares.",
     )
     cores: int = Field(
         default_factory=usable_cores,

@@ -81,7 +81,7 @@ def worker(directory: Path, parent_pid: int = os.getpid()) -> Iterator[Worker]:
 
 def test_report_survives_json():
     cost = Cost(padded=False, call_tokens=1, max_tokens=2, max_rows=3)
-    sent = ModelReport(0, "name", cost, [TimedCall(4, 0.5)], [[1], [0], [0]], "native (amx)", 3)
+    sent = ModelReport(0, "name", cost, [TimedCall(4, 0.5)], [[1], [0], [0]], "native (amx)", 3, [9])
 
     assert ModelReport.from_json(json.loads(json.dumps(asdict(sent)))) == sent
 

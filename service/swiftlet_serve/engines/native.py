@@ -4,8 +4,9 @@ A batch is ragged: the tokens of all sequences end to end, without padding. In i
 and activations one scale per token, so that a row never depends on the rest of the batch, to the bit. In bf16, weights
 are rounded, and activations too where the CPU multiplies bf16; elsewhere products are fp32. A call is one call into a
 library without Python's global lock. It allocates little memory once its thread has run a batch of the same
-size. The weights are packed once and shared by all threads. `native/` holds the C++, with a small file for each
-instruction set. `swiftlet_models/folding.py` makes the program and its parameters of an artifact.
+size. The weights are packed once and shared by all threads, and by worker processes if the system has sealed files
+(`machine/sealed_files.py`). `native/` holds the C++, with a small file for each instruction set.
+`swiftlet_models/folding.py` makes the program and its parameters of an artifact.
 
 A call runs on the thread that makes it, and on the helpers of the process while cores are idle
 (`native/helpers.h`). That changes no bit of an answer.
@@ -21,11 +22,13 @@ warning gives the reason.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import accumulate, chain
 from pathlib import Path
@@ -35,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models.artifact import Artifact, ArtifactError, Precision
-from swiftlet_models.folded import Array, Folded, FoldingError
+from swiftlet_models.folded import Array, Folded, FoldingError, Product
 from swiftlet_models.folding import Part, fold_artifact
 from swiftlet_models.program import (
     GIVEN,
@@ -52,17 +55,19 @@ from swiftlet_models.program import (
     Rotate,
     Step,
 )
-from swiftlet_models.tensors import WeightsError
+from swiftlet_models.tensors import Matrix, WeightsError
 from swiftlet_models.weights import open_weights
 from swiftlet_serve.engines import onnx_cpu
 from swiftlet_serve.engines._matrices import PRECISIONS, finite, stored_ahead
 from swiftlet_serve.engines._shared_trunk import SharedTrunk
+from swiftlet_serve.machine.sealed_files import SealedFiles
 from swiftlet_serve.types import EARLIER_WRONG_SUMS, Batch, Cost, Engine, Row
 
 log = logging.getLogger(__name__)
 
 LIBRARIES: Final = Path(__file__).parents[1] / "native"
 SHARES_CORES: Final = True
+SHARES_WEIGHTS: Final = True
 KERNELS: Final = ("amx", "avx512bf16", "avx512vnni", "avxvnni", "avx2", "neon_i8mm", "neon")  # the fastest first
 CHOICE: Final = "SWIFTLET_NATIVE_KERNEL"  # the environment variable that selects a kernel
 # Numbers in C++.
@@ -81,10 +86,17 @@ ERRORS: Final = {
     3: "a parameter is missing",
     5: "the network's sizes contradict each other",
 }
-INTERFACE: Final = 9  # the version of the functions and programs in swiftlet_serve/native
+INTERFACE: Final = 10  # the version of the functions and programs in swiftlet_serve/native
 
-_Floats = np.ctypeslib.ndpointer(np.float32, flags="C_CONTIGUOUS")
-_Weights = np.ctypeslib.ndpointer(flags="C_CONTIGUOUS")  # int8, or the bits of bf16
+
+def _optional(kind: Any) -> Any:
+    """Returns the type of an argument that is an array, or None."""
+    given = classmethod(lambda _, array: None if array is None else kind.from_param(array))
+    return type("Optional", (), {"from_param": given})
+
+
+_Floats = _optional(np.ctypeslib.ndpointer(np.float32, flags="C_CONTIGUOUS"))
+_Weights = _optional(np.ctypeslib.ndpointer(flags="C_CONTIGUOUS"))  # int8, or the bits of bf16
 _Int32s = np.ctypeslib.ndpointer(np.int32, flags="C_CONTIGUOUS")
 _Int64s = np.ctypeslib.ndpointer(np.int64, flags="C_CONTIGUOUS")
 
@@ -109,7 +121,7 @@ class Library:
         self.c.swiftlet_kernel.restype = ctypes.c_char_p
         model, number = ctypes.c_void_p, ctypes.c_int64
         size = ctypes.c_int
-        self.c.swiftlet_create.argtypes = [size, _Int32s, number, ctypes.POINTER(model)]
+        self.c.swiftlet_create.argtypes = [size, _Int32s, number, number, size, size, ctypes.POINTER(model)]
         self.c.swiftlet_add_product.argtypes = [model, size, size, _Weights, _Floats, _Floats]
         self.c.swiftlet_add_vector.argtypes = [model, number, _Floats]
         self.c.swiftlet_add_words.argtypes = [model, size, size, _Weights, _Floats]
@@ -199,10 +211,13 @@ class Native:
         folded: Folded,
         passed_over: Sequence[str] = (),
         precision: Precision = "int8",
+        files: SealedFiles | None = None,
+        source: str = "",
     ) -> None:
         """Packs the parameters. `passed_over` holds faster kernels that do not serve, each with the reason.
 
-        `precision` is one of `PRECISIONS`.
+        `precision` is one of `PRECISIONS`. If there are `files`, the weights lie in one of them if possible. `source`
+        identifies what `folded` was made of.
 
         Raises:
             MemoryError: there is not enough memory.
@@ -215,40 +230,80 @@ class Native:
         self._outputs = folded.outputs
         self._given, self.reads_all = folded.given, folded.reads_all
         self._last_call = threading.local()
+        self._model: int | None = None
         most = max((product.matrix.shape[1] for product in folded.products.values()), default=0)
         if precision == "int8" and most > library.max_inputs:
             raise FoldingError(f"a product has {most} inputs, more than the {library.max_inputs} of {library.kernel}")
-        parameters = Parameters.of(folded)
-        numbers = program_numbers(folded, parameters)
-        model = ctypes.c_void_p()
-        _check(self._c.swiftlet_create(PRECISIONS[precision], numbers, numbers.size, ctypes.byref(model)))
-        self._model: int | None = model.value
-        try:
-            self._add_parameters(folded, parameters)
-        except BaseException:
-            self.close()
-            raise
+        network = folded, Parameters.of(folded)
+        numbers = program_numbers(*network)
+        with self._created(numbers) as measured:
+            self._add_sizes(measured, *network)
+            size = self._c.swiftlet_model_bytes(measured)
+        file = None if files is None else self._packed_file(files, source, size, numbers, network)
+        with self._created(numbers, size, file, packed=file is not None) as model:
+            (self._add_parameters if file is None else self._add_sizes)(model, *network)
+            _check(self._c.swiftlet_finish(model))
+            if self._c.swiftlet_outputs(model) != self._outputs:
+                raise ValueError(ERRORS[5])
+            self._model = model
 
-    def _add_parameters(self, folded: Folded, parameters: Parameters) -> None:
-        products = [folded.products[name] for name in parameters.products]
-        tables = [folded.words] if folded.words is not None and parameters.words_in is None else []
-        matrices = stored_ahead([*(product.matrix for product in products), *tables], self._precision)
+    @contextmanager
+    def _created(
+        self, numbers: NDArray[np.int32], size: int = 0, file: int | None = None, *, packed: bool = False
+    ) -> Iterator[int]:
+        """Creates a model without parameters. It is destroyed, unless it has become this engine's."""
+        created = ctypes.c_void_p()
+        about = PRECISIONS[self._precision], numbers, numbers.size, size, -1 if file is None else file, packed
+        _check(self._c.swiftlet_create(*about, ctypes.byref(created)))
+        assert created.value is not None  # noqa: S101  # for the type checker
+        try:
+            yield created.value
+        finally:
+            if self._model is None:
+                self._c.swiftlet_destroy(created.value)
+
+    def _packed_file(
+        self, files: SealedFiles, source: str, size: int, numbers: NDArray[np.int32], network: tuple[Folded, Parameters]
+    ) -> int | None:
+        """Returns a file with the packed parameters, or None if the system does not allow one."""
+        about = repr((INTERFACE, self._library.kernel, self._precision, source, size)).encode() + numbers.tobytes()
+        key = hashlib.sha256(about).digest()
+        if (found := files.find(key, size)) is not None:
+            return found
+        with suppress(OSError, MemoryError), files.make(key, size) as file, self._created(numbers, size, file) as model:
+            self._add_parameters(model, *network)
+        return files.find(key, size)
+
+    def _add_parameters(self, model: int, folded: Folded, parameters: Parameters) -> None:
+        products, words = _matrices(folded, parameters)
+        matrices = stored_ahead([*(product.matrix for product in products), *words], self._precision)
         for product, (weight, scale) in zip(products, matrices, strict=False):  # the table of words follows
             bias = finite(product.bias)
             if bias.shape != weight.shape[:1]:
                 raise ValueError(ERRORS[5])
-            _check(self._c.swiftlet_add_product(self._model, *weight.shape, weight, scale, bias))
-        for words, scale in matrices:
-            _check(self._c.swiftlet_add_words(self._model, *words.shape, words, scale))
-        if folded.words is not None and parameters.words_in is not None:
-            shared = parameters.products[parameters.words_in]
-            _check(self._c.swiftlet_share_words(self._model, shared, folded.words.shape[1]))
+            _check(self._c.swiftlet_add_product(model, *weight.shape, weight, scale, bias))
+        for table, scale in matrices:
+            _check(self._c.swiftlet_add_words(model, *table.shape, table, scale))
         for name in parameters.vectors:
             floats = finite(parameters.vectors[name])
-            _check(self._c.swiftlet_add_vector(self._model, floats.size, floats))
-        _check(self._c.swiftlet_finish(self._model))
-        if self._c.swiftlet_outputs(self._model) != self._outputs:
-            raise ValueError(ERRORS[5])
+            _check(self._c.swiftlet_add_vector(model, floats.size, floats))
+        self._share_words(model, folded, parameters)
+
+    def _add_sizes(self, model: int, folded: Folded, parameters: Parameters) -> None:
+        """Does the same for a model that does not read the parameters."""
+        products, words = _matrices(folded, parameters)
+        for product in products:
+            _check(self._c.swiftlet_add_product(model, *product.matrix.shape, None, None, None))
+        for table in words:
+            _check(self._c.swiftlet_add_words(model, *table.shape, None, None))
+        for vector in parameters.vectors.values():
+            _check(self._c.swiftlet_add_vector(model, vector.size, None))
+        self._share_words(model, folded, parameters)
+
+    def _share_words(self, model: int, folded: Folded, parameters: Parameters) -> None:
+        if folded.words is not None and parameters.words_in is not None:
+            shared = parameters.products[parameters.words_in]
+            _check(self._c.swiftlet_share_words(model, shared, folded.words.shape[1]))
 
     @property
     def title(self) -> str:
@@ -310,8 +365,10 @@ class Native:
         self._model = None
 
 
-def create(artifact: Artifact, threads: int) -> Engine:
+def create(artifact: Artifact, threads: int, files: SealedFiles | None = None) -> Engine:
     """Loads the artifact's network into the best kernels for this CPU, or into ONNX Runtime if that is not possible.
+
+    The weights lie in one of the `files` if possible.
 
     A call uses up to `threads` cores while they are idle. In ONNX Runtime, which cannot give them back, it uses one.
 
@@ -320,24 +377,24 @@ def create(artifact: Artifact, threads: int) -> Engine:
             network.
     """
     try:
-        return _native(artifact, threads)
+        return _native(artifact, threads, files)
     except FoldingError as reason:
         log.warning("%s runs on onnx_cpu, because the native engine cannot run it: %s", artifact.manifest.name, reason)
         return onnx_cpu.create(artifact, threads=1)
 
 
-def create_heads(artifacts: Sequence[Artifact], threads: int) -> Engine:
-    """Loads the heads of artifacts that share a trunk, and the trunk once.
+def create_heads(artifacts: Sequence[Artifact], threads: int, files: SealedFiles | None = None) -> Engine:
+    """Loads the heads of artifacts that share a trunk, and the trunk once. `files` are as in `create`.
 
     Raises:
         FoldingError: no kernel for this CPU supports one of the networks.
         ArtifactError: as `create`.
     """
-    trunk = _native(artifacts[0], threads, "trunk")
-    return SharedTrunk(trunk, [_native(artifact, threads, "head") for artifact in artifacts])
+    trunk = _native(artifacts[0], threads, files, "trunk")
+    return SharedTrunk(trunk, [_native(artifact, threads, files, "head") for artifact in artifacts])
 
 
-def _native(artifact: Artifact, threads: int, part: Part = "network") -> Native:
+def _native(artifact: Artifact, threads: int, files: SealedFiles | None, part: Part = "network") -> Native:
     manifest = artifact.manifest
     library, passed_over = select()
     if library is None:
@@ -347,7 +404,8 @@ def _native(artifact: Artifact, threads: int, part: Part = "network") -> Native:
     try:
         with open_weights(artifact.weights) as weights:
             folded = fold_artifact(artifact, weights, part=part)
-            network = Native(library, folded, passed_over, manifest.precision)
+            source = manifest.files[artifact.weights.name].sha256
+            network = Native(library, folded, passed_over, manifest.precision, files, source)
     except (WeightsError, ValueError) as error:
         raise ArtifactError(f"{artifact.path.name}: {error}") from None
     library.share_cores(threads)
@@ -452,6 +510,12 @@ class Parameters(NamedTuple):
             vectors |= {name: folded.products[name].weight, name + ".bias": folded.products[name].bias}
         shared = (name for name in products if folded.products[name].matrix is folded.words)
         return cls(products, vectors, next(shared, None))
+
+
+def _matrices(folded: Folded, parameters: Parameters) -> tuple[list[Product], list[Matrix]]:
+    """Returns the products, and the table of words unless it lies in one of them."""
+    words = [folded.words] if folded.words is not None and parameters.words_in is None else []
+    return [folded.products[name] for name in parameters.products], words
 
 
 def program_numbers(folded: Folded, parameters: Parameters) -> NDArray[np.int32]:

@@ -68,7 +68,7 @@ bool batch_valid(const Model& m, const Batch& batch, std::int64_t candidates) {
 }  // namespace
 
 // The version of these functions and of programs. Python refuses a library of another version.
-EXPORT int swiftlet_interface() { return 9; }
+EXPORT int swiftlet_interface() { return 10; }
 
 EXPORT const char* swiftlet_kernel() { return Isa::name; }
 
@@ -94,8 +94,13 @@ EXPORT int swiftlet_max_inputs() { return max_inputs; }
 EXPORT void swiftlet_set_cores(int cores) { Helpers::instance().set_cores(cores); }
 
 // Creates a model from the numbers of its program, which `program.h` describes. Its matrices are int8 (0) or bf16 (1).
-EXPORT int swiftlet_create(int precision, const std::int32_t* program, std::int64_t size, Model** model) {
-    return guarded([&] { return *model = new Model(precision, program, size), ok; });
+// Its parameters take `bytes`: memory of this process if `file` is -1, or a file that is to be filled or is packed already. With 0
+// bytes, `swiftlet_model_bytes` tells how many the added parameters would take. Only a model to be filled reads them.
+EXPORT int swiftlet_create(int precision, const std::int32_t* program, std::int64_t size, std::int64_t bytes, int file, int packed, Model** model) {
+    return guarded([&] {
+        *model = bytes ? new Model(precision, program, size, static_cast<std::size_t>(bytes), file, packed != 0) : new Model(precision, program, size);
+        return ok;
+    });
 }
 
 EXPORT int swiftlet_add_product(Model* model, int n, int k, const std::int8_t* w, const float* scale, const float* bias) {
@@ -169,7 +174,10 @@ EXPORT int swiftlet_idle_cores() { return Helpers::instance().idle_cores(); }
 EXPORT int swiftlet_multiply(int precision, int rows, int n, int k, const float* x, const std::int8_t* w, const float* scale,
                              const float* bias, int activation, const float* residual, const float* gain, float* out) {
     return guarded([&] {
-        const PackedMatrix m(static_cast<Precision>(precision), n, k, w, scale, bias);
+        Region size;
+        const PackedMatrix measured(static_cast<Precision>(precision), n, k, w, scale, bias, size);
+        Region region(size.bytes(), -1, false);
+        const PackedMatrix m(static_cast<Precision>(precision), n, k, w, scale, bias, region);
         const int stride = static_cast<const Matrix&>(m).n;
         const Epilogue epilogue{static_cast<Activation>(activation), residual, stride, gain};
         Buffer<Quantised> q;

@@ -1,8 +1,11 @@
-// Memory: aligned buffers, the workspace of a thread, and packed matrices.
+// Memory: aligned buffers, the workspace of a thread, the region of a model's parameters, and packed matrices.
 
 #pragma once
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -10,10 +13,21 @@
 
 #include "multiply.h"
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(...)
+#define ASAN_UNPOISON_MEMORY_REGION(...)
+#endif
+
 namespace {
 
+constexpr std::size_t alignment = 64;
+
+inline std::size_t aligned(std::size_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
+
 // Aligned memory that only grows. Growing discards its content.
-template <class T, std::size_t alignment = 64>
+template <class T>
 class Buffer {
    public:
     Buffer() = default;
@@ -104,16 +118,98 @@ inline void read_weights(Precision precision, const std::int8_t* w, int n, float
     }
 }
 
+// The memory of a model's parameters: of this process alone, or of a file that several processes map. Weights are taken from its
+// beginning and lie one after another, because products fetch them ahead. Numbers of outputs are taken from its end. It lies
+// on huge pages: a call of few tokens reads each weight once, and the address translation of five thousand small pages took a
+// twentieth of its time.
+class Region {
+   public:
+    // Only measures: what it gives is null.
+    Region() = default;
+    // Maps memory of this process, or of a file that is packed already or to be filled. `size` is what was measured. Throws
+    // std::bad_alloc, also if the system has no huge pages for a file.
+    Region(std::size_t size, int file, bool packed) : end_(size), space_bytes_(size + huge_page), packed_(packed) {
+        space_ = mmap(nullptr, space_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (space_ == MAP_FAILED) throw std::bad_alloc();
+        const std::size_t start = reinterpret_cast<std::size_t>(space_);
+        data_ = static_cast<std::int8_t*>(space_) + ((start + huge_page - 1) / huge_page * huge_page - start);
+        const int access = packed ? PROT_READ : PROT_READ | PROT_WRITE;
+        const int kind = file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+        const bool mapped = mmap(data_, size, access, kind | MAP_FIXED, file, 0) != MAP_FAILED;
+        if (!mapped || !advise_huge_pages(file >= 0 && !packed)) {
+            munmap(space_, space_bytes_);
+            throw std::bad_alloc();
+        }
+        ASAN_POISON_MEMORY_REGION(data_, size);  // what is not taken must not be used
+    }
+    Region(const Region&) = delete;
+    Region& operator=(const Region&) = delete;
+    ~Region() {
+        if (!data_) return;
+        ASAN_UNPOISON_MEMORY_REGION(space_, space_bytes_);
+        munmap(space_, space_bytes_);
+    }
+
+    // Takes memory for `count` elements. Throws std::bad_alloc if so much is not left.
+    template <class T>
+    T* take(std::size_t count, bool from_end = false) {
+        const std::size_t bytes = aligned(count * sizeof(T)) + gap, first = from_end ? end_ - bytes : start_;
+        used_ += bytes;
+        if (!data_) return nullptr;
+        if (start_ + bytes > end_) throw std::bad_alloc();
+        (from_end ? end_ : start_) = from_end ? first : first + bytes;
+        ASAN_UNPOISON_MEMORY_REGION(data_ + first, count * sizeof(T));
+        return reinterpret_cast<T*>(data_ + first);
+    }
+    // The same, filled with elements unless it is packed.
+    template <class T>
+    const T* take(std::size_t count, const T* from) {
+        T* to = take<T>(count);
+        if (fills()) std::memcpy(to, from, count * sizeof(T));
+        return to;
+    }
+    // Whether its memory is to be filled.
+    bool fills() const { return data_ && !packed_; }
+    std::size_t bytes() const { return used_; }
+
+   private:
+    static constexpr std::size_t huge_page = 1 << 21;
+#ifdef __SANITIZE_ADDRESS__
+    static constexpr std::size_t gap = alignment;  // between parameters
+#else
+    static constexpr std::size_t gap = 0;
+#endif
+
+    // Returns false for a new file if the system cannot put it on huge pages. Memory of this process and a packed file remain
+    // on small pages if huge ones are not available.
+    bool advise_huge_pages(bool new_file) {
+#ifdef __linux__
+        constexpr int collapse = 25;  // MADV_COLLAPSE: since Linux 6.1, whatever the system's settings
+        if (new_file && end_ >= huge_page) return !madvise(data_, end_, collapse) || errno != EINVAL;
+        madvise(data_, end_, MADV_HUGEPAGE);
+#endif
+        static_cast<void>(new_file);
+        return true;
+    }
+
+    std::size_t start_ = alignment, end_ = 0;  // of what is left: a file begins with a key
+    std::size_t used_ = alignment, space_bytes_ = 0;
+    bool packed_ = false;
+    void* space_ = nullptr;
+    std::int8_t* data_ = nullptr;
+};
+
 // A matrix in the memory layout of the kernels.
 class PackedMatrix {
    public:
-    // w is (n, k), int8 with a scale per output, or bf16 numbers without scales.
-    PackedMatrix(Precision precision, int n, int k, const std::int8_t* w, const float* scale, const float* bias) : n_(n) {
+    // w is (n, k), int8 with a scale per output, or bf16 numbers without scales. A region that is not filled takes none of them.
+    PackedMatrix(Precision precision, int n, int k, const std::int8_t* w, const float* scale, const float* bias, Region& region) : n_(n) {
         m_.n = round_up(n, lanes), m_.k = k, m_.precision = precision;
-        m_.w = w_.reserve(weight_bytes());
-        std::int8_t* to = m_.w;
+        const bool fills = region.fills();
+        std::int8_t* to = region.take<std::int8_t>(static_cast<std::size_t>(m_.n) * m_.row_bytes());
+        m_.w = to;
         const std::size_t bytes = m_.row_bytes(), group = group_bytes();
-        for (int column = 0; column < m_.n; column += tile_columns) {
+        for (int column = 0; fills && column < m_.n; column += tile_columns) {
             const int width = std::min(tile_columns, m_.n - column);
             for (std::size_t i = 0; i < bytes; i += group)
                 for (int c = column; c < column + width; c++, to += group) {
@@ -123,17 +219,19 @@ class PackedMatrix {
                         std::memset(to, 0, group);
                 }
         }
-        m_.bias = bias_.reserve(m_.n);
-        for (int c = 0; c < m_.n; c++) m_.bias[c] = c < n ? bias[c] : 0;
+        const auto outputs = [&](auto&& of) {
+            float* numbers = region.take<float>(m_.n, true);
+            for (int c = 0; fills && c < m_.n; c++) numbers[c] = c < n ? of(c) : 0;
+            return numbers;
+        };
+        m_.bias = outputs([&](int c) { return bias[c]; });
         if (precision == Precision::bf16) return;
-        m_.scale = scale_.reserve(m_.n);
-        m_.sums = sums_.reserve(m_.n);
-        for (int c = 0; c < m_.n; c++) {
+        m_.scale = outputs([&](int c) { return scale[c]; });
+        m_.sums = outputs([&](int c) {
             long sum = 0;
-            for (int i = 0; c < n && i < k; i++) sum += w[static_cast<std::size_t>(c) * k + i];
-            m_.scale[c] = c < n ? scale[c] : 0;
-            m_.sums[c] = m_.scale[c] * static_cast<float>(sum);
-        }
+            for (int i = 0; i < k; i++) sum += w[static_cast<std::size_t>(c) * k + i];
+            return scale[c] * static_cast<float>(sum);
+        });
     }
     operator const Matrix&() const { return m_; }
     // Whether it was made of a matrix (n, k).
@@ -147,14 +245,6 @@ class PackedMatrix {
         for (int i = 0; i < width; i += inputs, w += static_cast<std::size_t>(panel) * group)
             read_weights(m_.precision, w, inputs, m_.scale ? m_.scale[row] : 1, to + i);
     }
-    std::size_t weight_bytes() const { return static_cast<std::size_t>(m_.n) * m_.row_bytes(); }
-    // Moves the weights to other memory, which must have `weight_bytes` bytes.
-    void move_weights(std::int8_t* to) {
-        std::memcpy(to, m_.w, weight_bytes());
-        w_ = {};
-        m_.w = to;
-    }
-    std::size_t bytes() const { return w_.bytes() + scale_.bytes() + bias_.bytes() + sums_.bytes(); }
 
    private:
     // Of the inputs of an output that lie next to each other.
@@ -162,8 +252,6 @@ class PackedMatrix {
 
     int n_;
     Matrix m_;
-    Buffer<std::int8_t> w_;
-    Buffer<float> scale_, bias_, sums_;
 };
 
 }  // namespace

@@ -6,10 +6,6 @@
 
 #pragma once
 
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
-
 #include <array>
 #include <vector>
 
@@ -18,8 +14,6 @@
 #include "program.h"
 
 namespace {
-
-constexpr std::size_t huge_page = 1 << 21;
 
 // Thrown when a parameter is missing.
 struct Missing {};
@@ -39,14 +33,15 @@ struct Batch {
 
 class Model {
    public:
-    // Throws Misshapen, as the functions below do.
-    Model(int precision, const std::int32_t* numbers, std::int64_t size)
-        : precision_(static_cast<Precision>(precision)), program_(numbers, size) {
+    // `region` holds as much as the parameters take. Throws Misshapen, as the functions below do, and std::bad_alloc.
+    template <class... Of>
+    Model(int precision, const std::int32_t* numbers, std::int64_t size, Of... region)
+        : region_(region...), precision_(static_cast<Precision>(precision)), program_(numbers, size) {
         require(precision == static_cast<int>(Precision::int8) || precision == static_cast<int>(Precision::bf16));
     }
 
     // Parameters have numbers: the products, and the vectors, each in the order of their addition. w is (n, k) in the precision
-    // of the model. In bf16, there is no scale.
+    // of the model. In bf16, there is no scale. If the region is not filled, only sizes count.
     void add_product(int n, int k, const std::int8_t* w, const float* scale, const float* bias) {
         require(n >= 1 && n <= max_size && k >= 1 && k % multiple == 0);
         if (precision_ == Precision::bf16) {
@@ -54,21 +49,19 @@ class Model {
         } else {
             require(k <= max_inputs);
             // A weight of -128 could make a sum overflow.
-            require(!std::memchr(w, -128 & 255, static_cast<std::size_t>(n) * k));
+            require(!region_.fills() || !std::memchr(w, -128 & 255, static_cast<std::size_t>(n) * k));
         }
-        products_.emplace_back(precision_, n, k, w, scale, bias);
+        products_.emplace_back(precision_, n, k, w, scale, bias, region_);
     }
     void add_vector(std::size_t n, const float* x) {
         require(n >= 1 && n <= max_numbers);
-        vectors_.emplace_back();
-        std::memcpy(vectors_.back().reserve(n), x, n * sizeof(float));
+        vectors_.push_back({region_.take(n, x), n});
     }
     void add_words(int n, int k, const std::int8_t* w, const float* scale) {
         require(n >= 1 && n <= max_size && k >= 1 && k <= max_size);
         vocabulary_ = n, word_width_ = k, shared_words_ = none;
-        const std::size_t bytes = static_cast<std::size_t>(n) * k * bytes_of(precision_);
-        std::memcpy(words_.reserve(bytes), w, bytes);
-        if (precision_ == Precision::int8) std::memcpy(word_scale_.reserve(n), scale, n * sizeof(float));
+        words_ = region_.take(static_cast<std::size_t>(n) * k * bytes_of(precision_), w);
+        if (precision_ == Precision::int8) word_scale_ = region_.take(n, scale);
     }
     // Takes the words from a product whose matrix begins with their columns.
     void share_words(int product, int width) {
@@ -81,7 +74,6 @@ class Model {
     void finish() {
         padded_.resize(vectors_.size()), tables_.resize(vectors_.size());
         for (const Step& s : program_.steps) check_parameters(s);
-        join_weights();
         ready_ = true;
     }
 
@@ -93,21 +85,19 @@ class Model {
     int token_types() const { return token_types_; }
 
     std::size_t bytes() const {
-        std::size_t total = words_.bytes() + word_scale_.bytes() + weights_.bytes();
-        for (const auto& m : products_) total += m.bytes();
-        for (const auto* vectors : {&vectors_, &padded_})
-            for (const auto& v : *vectors) total += v.bytes();
+        std::size_t total = region_.bytes();
+        for (const auto& v : padded_) total += v.bytes();
         for (const auto& pair : tables_) total += pair[0].bytes() + pair[1].bytes();
         return total;
     }
 
     const Matrix& product(int number) const { return products_[number]; }
-    const float* vector(int number) const { return vectors_[number].get(); }
+    const float* vector(int number) const { return vectors_[number].data; }
     const float* position_bias(int number) const { return number == none ? nullptr : padded_[number].get(); }
     // What distances add to the scores of a step of attention that has `relative_rows`. `on_tiles` is that of the thread.
     Relative relative(const Step& s) const {
         const int width = program_.width(s.out), any = s.relative_keys != none ? s.relative_keys : s.relative_queries;
-        Relative found{rows_.get() + program_.positions - 1, nullptr, nullptr, static_cast<int>(vectors_[any].size() / width), width};
+        Relative found{rows_.get() + program_.positions - 1, nullptr, nullptr, static_cast<int>(vectors_[any].size / width), width};
         if (s.relative_keys != none) found.keys = tables_[s.relative_keys][on_tiles].get();
         if (s.relative_queries != none) found.queries = vector(s.relative_queries);
         return found;
@@ -121,8 +111,8 @@ class Model {
         } else if (shared_words_ != none) {
             products_[shared_words_].look_up(static_cast<int>(id), word_width_, to);
         } else {
-            const std::int8_t* w = words_.get() + id * word_width_ * bytes_of(precision_);
-            read_weights(precision_, w, word_width_, precision_ == Precision::int8 ? word_scale_.get()[id] : 1, to);
+            const std::int8_t* w = words_ + id * word_width_ * bytes_of(precision_);
+            read_weights(precision_, w, word_width_, precision_ == Precision::int8 ? word_scale_[id] : 1, to);
         }
     }
 
@@ -130,7 +120,7 @@ class Model {
     void check_parameters(const Step& s) {
         const auto is = [&](int number, std::size_t size) {
             if (number >= static_cast<int>(vectors_.size())) throw Missing();
-            require(vectors_[number].size() == size);
+            require(vectors_[number].size == size);
         };
         const int width = program_.width(s.out);
         switch (s.kind) {
@@ -143,7 +133,7 @@ class Model {
                 }
                 require(s.index >= Index::position);
                 if (s.parameter >= static_cast<int>(vectors_.size())) throw Missing();
-                check_table(s.index, vectors_[s.parameter].size(), s.width);
+                check_table(s.index, vectors_[s.parameter].size, s.width);
                 break;
             case Kind::multiply:
                 if (s.exact) {
@@ -165,7 +155,7 @@ class Model {
                 break;
             case Kind::rotate:
                 if (s.parameter >= static_cast<int>(vectors_.size())) throw Missing();
-                check_table(Index::position, vectors_[s.parameter].size(), s.width / s.heads);
+                check_table(Index::position, vectors_[s.parameter].size, s.width / s.heads);
                 break;
             case Kind::gate:
             case Kind::read: break;
@@ -184,7 +174,7 @@ class Model {
     void pad_position_bias(const Step& s) {
         if (s.bias >= static_cast<int>(vectors_.size())) throw Missing();
         const int width = 2 * program_.positions - 1;
-        require(vectors_[s.bias].size() == static_cast<std::size_t>(s.heads) * width);
+        require(vectors_[s.bias].size == static_cast<std::size_t>(s.heads) * width);
         if (padded_[s.bias].get()) return;
         const std::size_t size = static_cast<std::size_t>(s.heads) * bias_stride();
         float* to = padded_[s.bias].reserve(size);
@@ -203,8 +193,8 @@ class Model {
         is(s.relative_rows, count);
         const int any = s.relative_keys != none ? s.relative_keys : s.relative_queries;
         if (any >= static_cast<int>(vectors_.size())) throw Missing();
-        require(vectors_[any].size() % width == 0 && vectors_[any].size() / width <= key_block);
-        const int table = static_cast<int>(vectors_[any].size() / width);
+        require(vectors_[any].size % width == 0 && vectors_[any].size / width <= key_block);
+        const int table = static_cast<int>(vectors_[any].size / width);
         if (s.relative_queries != none) is(s.relative_queries, static_cast<std::size_t>(table) * width);
         const float* rows = vector(s.relative_rows);
         require(rows_of_ == none || rows_of_ == s.relative_rows);
@@ -225,33 +215,22 @@ class Model {
         }
     }
 
-    // Moves all weights into one stretch of memory, in the order of their addition, on huge pages. A call of few tokens
-    // reads each weight once: the address translation of five thousand small pages took a twentieth of its time.
-    void join_weights() {
-        if (weights_.get()) return;
-        std::size_t total = 0;
-        for (const PackedMatrix& m : products_) total += m.weight_bytes();
-        if (!total) return;
-        std::int8_t* to = weights_.reserve(total);
-#ifdef MADV_HUGEPAGE
-        madvise(to, total, MADV_HUGEPAGE);  // if huge pages are not available, small ones remain
-#endif
-        for (PackedMatrix& m : products_) {
-            m.move_weights(to);
-            to += m.weight_bytes();
-        }
-    }
+    struct Vector {
+        const float* data;
+        std::size_t size;
+    };
 
+    Region region_;
     Precision precision_;
     Program program_;
     std::vector<PackedMatrix> products_;
-    std::vector<Buffer<float>> vectors_, padded_;  // `padded_` has the position biases
+    std::vector<Vector> vectors_;
+    std::vector<Buffer<float>> padded_;  // the position biases
     std::vector<std::array<Buffer<float>, 2>> tables_;  // the packed keys of distances, without tiles and on tiles
     Buffer<int> rows_;      // of the keys of distances, for each distance
     int rows_of_ = none;    // the vector that they are from
-    Buffer<std::int8_t, huge_page> weights_;
-    Buffer<std::int8_t> words_;
-    Buffer<float> word_scale_;
+    const std::int8_t* words_ = nullptr;
+    const float* word_scale_ = nullptr;
     int shared_words_ = none;  // the product whose matrix holds the words
     int vocabulary_ = 0, word_width_ = 0, token_types_ = 0;
     bool ready_ = false;

@@ -21,10 +21,10 @@ inline int bytes_of(Precision precision) { return precision == Precision::bf16 ?
 struct Matrix {
     int n = 0, k = 0;
     Precision precision = Precision::int8;
-    std::int8_t* w = nullptr;
-    float* bias = nullptr;
-    float* scale = nullptr;  // of int8
-    float* sums = nullptr;   // of int8: scale * the sum of an output's weights, the error per unit of `offset`
+    const std::int8_t* w = nullptr;
+    const float* bias = nullptr;
+    const float* scale = nullptr;  // of int8
+    const float* sums = nullptr;   // of int8: scale * the sum of an output's weights, the error per unit of `offset`
 
     int row_bytes() const { return k * bytes_of(precision); }
 };

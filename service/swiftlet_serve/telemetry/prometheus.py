@@ -290,7 +290,8 @@ class SnapshotCollector(Collector):
     def _workers(self) -> Iterator[Metric]:
         memory = GaugeMetricFamily(
             PREFIX + "worker_resident_memory_bytes",
-            "Memory of the worker processes by role: serving and spare hold the models, and fronts have a number.",
+            "Memory of the worker processes by role: serving and spare hold the models, and fronts have a number. "
+            "Weights that processes share count in each.",
             labels=["worker"],
         )
         cpu = counter("worker_cpu_seconds", "Total CPU time of the worker processes, by role.", ["worker"])

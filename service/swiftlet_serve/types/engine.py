@@ -53,6 +53,9 @@ class Engine(Protocol):
     is then the number of cores that all of its calls may use together: a call uses the idle ones, and gives them back
     when another call arrives. The property `helped_s: float` is the time that other cores spent on the calling thread's
     last call.
+
+    An engine whose processes can share weights says so with `SHARES_WEIGHTS = True` in its module. `create` then takes
+    `files: SealedFiles | None` as well.
     """
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from swiftlet_models.folded import FoldingError
 from swiftlet_serve import engines, plugins
 from swiftlet_serve.engines._shared_trunk import Apart, OneHead
 from swiftlet_serve.errors import Internal, log_exception
+from swiftlet_serve.machine.sealed_files import SealedFiles
 from swiftlet_serve.types import Batch, BatchResult, Engine, Outcome, Row, TimedCall, helped_s
 from swiftlet_serve.types.codec import ERROR_DETAILS
 from swiftlet_serve.types.topk import is_of
@@ -36,13 +37,16 @@ class EngineModel(NamedTuple):
     timed_calls: Sequence[TimedCall] = ()  # calls that were timed after loading
 
 
-def host_model(artifacts: Sequence[Artifact], engine_name: str, cores: int = 1) -> tuple[EngineModel, float | None]:
+def host_model(
+    artifacts: Sequence[Artifact], engine_name: str, cores: int = 1, files: SealedFiles | None = None
+) -> tuple[EngineModel, float | None]:
     """Loads an artifact into an engine and replays its golden answers.
 
     Args:
         artifacts: the artifact, or several that share a trunk (`swiftlet_models/trunks.py`), in the order of the heads.
         engine_name: the name of the engine.
         cores: that all calls of the process may use together, if the engine's calls can share them.
+        files: for the weights, if the engine's processes can share them.
 
     Returns:
         The hosted model, and the largest |output - golden|. The latter is None if the engine runs no network.
@@ -54,30 +58,36 @@ def host_model(artifacts: Sequence[Artifact], engine_name: str, cores: int = 1) 
     # One thread per call and one call per core: two concurrent calls outperform one call with two threads. An engine
     # that shares cores uses those that are idle.
     module = plugins.load(engines, engine_name)
-    threads = cores if getattr(module, "SHARES_CORES", False) else 1
+    options: dict[str, Any] = {"threads": cores if getattr(module, "SHARES_CORES", False) else 1}
+    if files is not None and getattr(module, "SHARES_WEIGHTS", False):
+        options["files"] = files
     widths = [artifact.manifest.width for artifact in artifacts]
     if len(artifacts) == 1:
-        engine: Engine = module.create(artifacts[0], threads=threads)
+        engine: Engine = module.create(artifacts[0], **options)
         heads = [engine]
     else:
-        engine = _engine_of_heads(module, artifacts, threads)
+        engine = _engine_of_heads(module, artifacts, options)
         heads = [OneHead(engine, head) for head in range(len(artifacts))]
     if not engine.runs_network:
         return EngineModel(engine, widths, []), None
-    replayed = [replay(artifact, head) for artifact, head in zip(artifacts, heads, strict=True)]
+    try:
+        replayed = [replay(artifact, head) for artifact, head in zip(artifacts, heads, strict=True)]
+    except BaseException:
+        engine.close()
+        raise
     return EngineModel(engine, widths, replayed[0].timed_calls), max(found.deviation for found in replayed)
 
 
-def _engine_of_heads(module: Any, artifacts: Sequence[Artifact], threads: int) -> Engine:
+def _engine_of_heads(module: Any, artifacts: Sequence[Artifact], options: Mapping[str, Any]) -> Engine:
     """Returns an engine with a head for each artifact, on one trunk if the engine supports that."""
     if hasattr(module, "create_heads"):
         try:
-            engine: Engine = module.create_heads(artifacts, threads)
+            engine: Engine = module.create_heads(artifacts, **options)
         except FoldingError:
             pass
         else:
             return engine
-    return Apart([module.create(artifact, threads=threads) for artifact in artifacts])
+    return Apart([module.create(artifact, **options) for artifact in artifacts])
 
 
 def runtime_title(engine: Engine) -> str:

@@ -1,8 +1,9 @@
 """Keeps a worker process available: starts it, keeps a spare and replaces a process that was lost.
 
-One process hosts all models: weights are in memory once. The spare has loaded the same models. If the serving
-process is lost, the spare takes over at once and the supervisor starts another process. A process is lost when it dies,
-when a call exceeds its time limit, or when the circuit breaker finds its engine broken.
+One process hosts all models: weights are in memory once. The spare has loaded the same models. It shares the weights of
+the native engine, which the first process puts into sealed files. If the serving process is lost, the spare takes over
+at once and the supervisor starts another process. A process is lost when it dies, when a call exceeds its time limit,
+or when the circuit breaker finds its engine broken.
 
 If a process finds a wrong sum in its own work, it goes on without the part of the kernel that computed it. Processes
 that start later avoid that part, too. A spare that started before is replaced.
@@ -16,14 +17,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 from swiftlet_serve.errors import SetupError, engine_unavailable
 from swiftlet_serve.machine.child_process import back_off_s, exit_text, make_spawner
+from swiftlet_serve.machine.sealed_files import open_sealed, path_of
 from swiftlet_serve.workers.worker_main import ModelReport
 from swiftlet_serve.workers.worker_process import WorkerProcess
 
@@ -58,6 +62,7 @@ class Supervisor:
         self.serving: WorkerProcess | None = None
         self.spare: WorkerProcess | None = None
         self._wants_spare = spare
+        self._weights: dict[int, list[int]] = {}  # descriptors of sealed files, by model
         self._make_process = partial(
             WorkerProcess,
             engine,
@@ -68,7 +73,7 @@ class Supervisor:
             environment=environment,
             signer_key=signer_key,
             on_lost=self._on_lost,
-            on_kernel_faults=self._count_kernel_faults,
+            on_reports=self._take_reports,
         )
         self._processes: set[WorkerProcess] = set()  # not yet reaped
         self._start_failures = 0
@@ -90,7 +95,7 @@ class Supervisor:
         except BaseException:
             self.abandon()
             raise
-        self._count_kernel_faults(process)
+        self._take_reports(process)
         self.serving = process
         self._changed.set()
         return process.reports
@@ -102,6 +107,7 @@ class Supervisor:
         for process in self._processes:
             process.kill()
             process.reap()
+        self._close_weights(*self._weights)
 
     async def open(self) -> None:
         """Connects the first process to the running event loop and starts the spare."""
@@ -133,14 +139,14 @@ class Supervisor:
             await self._wait_until_complete()
             try:
                 if self.spare is not None:
-                    await self.spare.load_model(index, [path])
+                    await self.spare.load_model(index, [path], self._offered(index))
                 self.models[index] = [path]  # processes that start from now on have it
                 with self._exchanged():
                     serving = await self.wait_until_serving()
                     while without := [
                         process for process in (serving, self.spare) if process and index not in process.reports
                     ]:
-                        await without[0].load_model(index, [path])
+                        await without[0].load_model(index, [path], self._offered(index))
                         serving = await self.wait_until_serving()
             except BaseException:
                 self._forget(index)
@@ -166,6 +172,7 @@ class Supervisor:
 
     def _forget(self, index: int) -> None:
         self.models.pop(index, None)
+        self._close_weights(index)
         for process in (self.serving, self.spare):
             if process is not None and index in process.reports:
                 process.unload_model(index)
@@ -196,6 +203,7 @@ class Supervisor:
         remaining = list(self._processes)
         for process in remaining:
             process.kill()
+        self._close_weights(*self._weights)
         reaping = [loop.run_in_executor(None, process.reap, grace_s) for process in remaining]
         return all(await asyncio.gather(*reaping))
 
@@ -213,8 +221,15 @@ class Supervisor:
         asyncio.get_running_loop().run_in_executor(None, self._reap, process)
         self._start_missing()
 
-    def _count_kernel_faults(self, process: WorkerProcess) -> None:
-        """Counts the wrong sums that a process has reported, and replaces a spare that does not avoid tiles."""
+    def _take_reports(self, process: WorkerProcess) -> None:
+        """Opens the files that a process has put weights into, and counts the wrong sums that it has reported.
+
+        A spare that does not avoid tiles is replaced after a wrong sum.
+        """
+        for index, descriptors in process.take_weights().items():
+            opened = [open_sealed(path_of(process.pid, descriptor)) for descriptor in descriptors]
+            self._close_weights(index)
+            self._weights[index] = [descriptor for descriptor in opened if descriptor is not None]
         if not (faults := process.take_kernel_faults()):
             return
         self.kernel_faults += faults
@@ -223,6 +238,14 @@ class Supervisor:
         )
         if self.spare is not None and not self.spare.avoids_tiles:
             self.spare.kill()
+
+    def _offered(self, index: int) -> list[str]:
+        """Returns the paths of the files with a model's weights."""
+        return [path_of(os.getpid(), descriptor) for descriptor in self._weights.get(index, ())]
+
+    def _close_weights(self, *indices: int) -> None:
+        for descriptor in chain.from_iterable(self._weights.pop(index, ()) for index in indices):
+            os.close(descriptor)
 
     def _reap(self, process: WorkerProcess) -> None:
         process.reap()
@@ -270,7 +293,7 @@ class Supervisor:
         except BaseException:
             process.kill()
             raise
-        self._count_kernel_faults(process)
+        self._take_reports(process)
         return process
 
     async def _update_models(self, process: WorkerProcess) -> None:
@@ -280,11 +303,14 @@ class Supervisor:
             ArtifactError, SetupError: it cannot load one, or was lost.
         """
         while added := [index for index in self.models if index not in process.reports]:
-            await process.load_model(added[0], self.models[added[0]])
+            await process.load_model(added[0], self.models[added[0]], self._offered(added[0]))
         for index in process.reports.keys() - self.models.keys():
             process.unload_model(index)
+            self._close_weights(index)
 
     def _spawn(self) -> WorkerProcess:
-        process = self._make_process(dict(self.models), earlier_kernel_faults=self.kernel_faults)
+        models = dict(self.models)
+        weights = {index: self._offered(index) for index in models}
+        process = self._make_process(models, earlier_kernel_faults=self.kernel_faults, weights=weights)
         self._processes.add(process)
         return process

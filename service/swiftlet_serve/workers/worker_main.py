@@ -2,10 +2,13 @@
 
 The parent can have models loaded and unloaded while calls run. Each message on the control socket is a line of JSON:
 
-    parent ─▶ worker    {"load": index, "paths": directories} or {"unload": index}
+    parent ─▶ worker    {"load": index, "paths": directories, "weights": files} or {"unload": index}
     worker ─▶ parent    the reports of all models, or {"index", "kind", "message"} if a model could not be loaded
 
 An index never means another model later. The parent unloads a model after its last call.
+
+Workers share the weights of a model, if its engine can. The first one puts them into sealed files and names these in
+its report. The parent keeps them open and offers them to later workers.
 
 `supervisor` starts the process and ends it with SIGKILL. The process ignores SIGHUP, SIGINT and SIGTERM, because the
 parent may have calls to finish. It exits by itself as soon as the parent is gone, for any reason.
@@ -20,7 +23,7 @@ import os
 import socket
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ from swiftlet_models.artifact import ArtifactError
 from swiftlet_serve.errors import SetupError, log_exception
 from swiftlet_serve.machine import child_process, memory
 from swiftlet_serve.machine.cores import physical_cores
+from swiftlet_serve.machine.sealed_files import SealedFiles
 from swiftlet_serve.telemetry.logging_setup import QueuedLogHandler
 from swiftlet_serve.types import Cost, TimedCall
 from swiftlet_serve.workers import golden, messages
@@ -48,6 +52,7 @@ class WorkerConfig:
     log_level: str
     log_format: str
     signer_key: str | None = None  # a file with the key that must have signed each artifact
+    weights: Mapping[str, Sequence[str]] = field(default_factory=dict)  # paths of sealed files, by index
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ class ModelReport:
     probe: Sequence[Sequence[int]]  # an encoding that the engine must be able to run: ids, token types, focus
     runtime: str  # the engine's title
     kernel_faults: int  # found in this process, according to the engine
+    weights: Sequence[int] = ()  # descriptors of sealed files, if the process made one since the report before
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> ModelReport:
@@ -68,7 +74,8 @@ class ModelReport:
         timed_calls = [TimedCall(*call) for call in fields["timed_calls"]]
         runtime, faults = str(fields["runtime"]), int(fields["kernel_faults"])
         cost = Cost(**fields["cost"])
-        return cls(int(fields["index"]), fields["name"], cost, timed_calls, fields["probe"], runtime, faults)
+        about = runtime, faults, [*map(int, fields["weights"])]
+        return cls(int(fields["index"]), fields["name"], cost, timed_calls, fields["probe"], *about)
 
 
 class Models:
@@ -89,34 +96,41 @@ class Models:
         """
         self.hosted: dict[int, EngineModel] = {}
         self._reports: dict[int, ModelReport] = {}
+        self._files: dict[int, SealedFiles] = {}  # by index; the parent opens them by their descriptors here
         self._control, self._engine, self._cores, self._signer_key = control, engine, cores, signer_key
         self._kernel_faults = 0
         self._lock = threading.Lock()
 
-    def load(self, index: int, paths: Sequence[Path]) -> None:
+    def load(self, index: int, paths: Sequence[str], weights: Sequence[str] = ()) -> None:
         """Loads a model, or several that share a trunk, and replays the golden answers.
+
+        `weights` are the paths of sealed files that may have its weights.
 
         Raises:
             ArtifactError, SetupError: as `open_signed` and `host_model`.
         """
-        artifacts = [open_signed(path, self._signer_key) for path in paths]
-        artifact = artifacts[0]
+        artifacts = [open_signed(Path(path), self._signer_key) for path in paths]
+        artifact, files = artifacts[0], SealedFiles(weights)
         try:
-            hosted, _ = host_model(artifacts, self._engine, self._cores)
+            hosted, _ = host_model(artifacts, self._engine, self._cores, files)
         except MemoryError:
+            files.close()
             sizes = (file.size for artifact in artifacts for file in artifact.manifest.files.values())
             needed = memory.needed_to_load(sum(sizes))
             raise SetupError(
                 f"{artifact.path.name}: there is not enough memory to load it. Loading takes up to "
                 f"{needed // memory.MEBIBYTE} MiB."
             ) from None
+        except BaseException:
+            files.close()
+            raise
         example = golden.golden_inputs(artifact)[0]
         probe = [numbers.tolist() for numbers in (example.input_ids, example.token_type_ids, example.focus)]
         name, engine = artifact.manifest.name, hosted.engine
         about = runtime_title(engine), kernel_faults(engine)
-        report = ModelReport(index, name, engine.cost, hosted.timed_calls, probe, *about)
+        report = ModelReport(index, name, engine.cost, hosted.timed_calls, probe, *about, files.new)
         with self._lock:
-            self.hosted[index], self._reports[index] = hosted, report
+            self.hosted[index], self._reports[index], self._files[index] = hosted, report, files
 
     def unload(self, index: int) -> None:
         """Releases a model, which no call uses any more."""
@@ -124,6 +138,7 @@ class Models:
             hosted = self.hosted.pop(index)
             del self._reports[index]
         hosted.engine.close()
+        self._files.pop(index).close()
 
     def send(self) -> None:
         """Sends the reports with the current runtimes."""
@@ -145,6 +160,7 @@ class Models:
         ]
         self._kernel_faults = max((report.kernel_faults for report in reports), default=self._kernel_faults)
         _send_json(self._control, [asdict(report) for report in reports])
+        self._reports = {report.index: replace(report, weights=()) for report in reports}
 
 
 def main() -> None:
@@ -157,7 +173,7 @@ def main() -> None:
     models = Models(control, config.engine, min(len(config.connection_fds), physical_cores()), key)
     try:
         for index, paths in config.models.items():
-            models.load(int(index), [Path(path) for path in paths])
+            models.load(int(index), paths, config.weights.get(index, ()))
     except (ArtifactError, SetupError) as error:
         _send_json(control, {"kind": type(error).__name__, "message": str(error)})
         logs.flush_and_stop()
@@ -179,7 +195,7 @@ def _run_command(command: Mapping[str, Any], models: Models, control: socket.soc
         models.unload(command["unload"])
     else:
         try:
-            models.load(command["load"], [Path(path) for path in command["paths"]])
+            models.load(command["load"], command["paths"], command["weights"])
         except (ArtifactError, SetupError) as error:
             _send_json(control, {"index": command["load"], "kind": type(error).__name__, "message": str(error)})
             return

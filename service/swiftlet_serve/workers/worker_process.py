@@ -41,18 +41,19 @@ class WorkerProcess(ChildProcess):
         module: str,
         environment: Mapping[str, str],
         on_lost: Callable[[WorkerProcess], None],
-        on_kernel_faults: Callable[[WorkerProcess], None],
+        on_reports: Callable[[WorkerProcess], None],
         *,
         signer_key: Path | None = None,
         earlier_kernel_faults: int = 0,
+        weights: Mapping[int, Sequence[str]] | None = None,
     ) -> None:
         """Spawns the process with models by index, each a group that shares a trunk.
 
         Calls `on_lost` once, when the process is killed or found dead.
 
-        Calls `on_kernel_faults` when the connected process reports wrong sums. Its engines avoid tiles if there are
+        Calls `on_reports` when the connected process has sent reports. Its engines avoid tiles if there are
         `earlier_kernel_faults` of other processes. `environment` extends the environment variables of this process.
-        `signer_key` is as in `open_signed`.
+        `signer_key` is as in `open_signed`. `weights` has the paths of sealed files, by the index of the model.
 
         Raises:
             SetupError: the system cannot start the process.
@@ -63,7 +64,8 @@ class WorkerProcess(ChildProcess):
         self._bytes = sum(_file_bytes(path) for paths in models.values() for path in paths)
         self.avoids_tiles = earlier_kernel_faults > 0
         self._kernel_faults_taken = 0
-        self._on_kernel_faults = on_kernel_faults
+        self._new_weights: dict[int, Sequence[int]] = {}
+        self._on_reports = on_reports
         self._received = b""  # the beginning of a line of JSON
         self._loop: asyncio.AbstractEventLoop | None = None  # while it watches for reports
         self._on_lost = on_lost
@@ -77,7 +79,8 @@ class WorkerProcess(ChildProcess):
         control_fd, *connection_fds = descriptors = [end.fileno() for end in inherited]
         directories = {str(index): [*map(str, paths)] for index, paths in models.items()}
         key = None if signer_key is None else str(signer_key)
-        config = WorkerConfig(control_fd, connection_fds, engine, directories, log_level, log_format, key)
+        offered = {str(index): paths for index, paths in (weights or {}).items()}
+        config = WorkerConfig(control_fd, connection_fds, engine, directories, log_level, log_format, key, offered)
         if self.avoids_tiles:
             environment = {**environment, EARLIER_WRONG_SUMS: str(earlier_kernel_faults)}
         try:
@@ -111,7 +114,7 @@ class WorkerProcess(ChildProcess):
         report = json.loads(line)
         if isinstance(report, dict):
             raise (ArtifactError if report["kind"] == "ArtifactError" else SetupError)(report["message"])
-        self.reports = _by_index(report)
+        self._take_reports(_by_index(report))
 
     async def connect(self) -> None:
         """Attaches the connections to the running event loop.
@@ -128,8 +131,10 @@ class WorkerProcess(ChildProcess):
         self._loop = loop
         loop.add_reader(self._control, self._receive_reports)
 
-    async def load_model(self, index: int, paths: Sequence[Path]) -> None:
+    async def load_model(self, index: int, paths: Sequence[Path], weights: Sequence[str] = ()) -> None:
         """Has the connected process load another model, or a group, while calls run. One at a time.
+
+        `weights` has the paths of sealed files.
 
         Raises:
             ArtifactError, SetupError: the process cannot load the model, or was lost meanwhile.
@@ -139,7 +144,7 @@ class WorkerProcess(ChildProcess):
         loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loading = index, loaded
         try:
-            self._send_command({"load": index, "paths": [*map(str, paths)]})
+            self._send_command({"load": index, "paths": [*map(str, paths)], "weights": weights})
             async with asyncio.timeout(LOAD_TIMEOUT_S):
                 await loaded
         except TimeoutError:
@@ -179,6 +184,15 @@ class WorkerProcess(ChildProcess):
         new = max(0, reported - self._kernel_faults_taken)
         self._kernel_faults_taken += new
         return new
+
+    def take_weights(self) -> Mapping[int, Sequence[int]]:
+        """Returns the process's descriptors of sealed files, by model, that it has named since the last call."""
+        new, self._new_weights = self._new_weights, {}
+        return new
+
+    def _take_reports(self, reports: dict[int, ModelReport]) -> None:
+        self.reports = reports
+        self._new_weights |= {index: report.weights for index, report in reports.items() if report.weights}
 
     def _on_failure(self) -> None:
         """Handles a dead process and an invalid result. Every running call may have been the cause."""
@@ -231,11 +245,11 @@ class WorkerProcess(ChildProcess):
         missing = self.reports.keys() - reports.keys()
         if missing - self._unloading or reports.keys() - self.reports.keys() - {index}:
             raise ValueError("the reports do not match the models")
-        self.reports = reports
+        self._take_reports(reports)
         self._unloading -= missing
         if loaded is not None and index in reports and not loaded.done():
             loaded.set_result(None)
-        self._on_kernel_faults(self)
+        self._on_reports(self)
 
     def _stop_watching(self) -> None:
         if self._loop is not None:

@@ -126,6 +126,7 @@ const std::map<std::string, Invoke> calls = {
     {"swiftlet_set_cores", callable(swiftlet_set_cores)},
     {"swiftlet_finish", callable(swiftlet_finish)},
     {"swiftlet_outputs", callable(swiftlet_outputs)},
+    {"swiftlet_model_bytes", callable(swiftlet_model_bytes)},
     {"swiftlet_run", callable(swiftlet_run)},
     {"stress", callable(stress)},
     {"swiftlet_destroy", callable(swiftlet_destroy)},
