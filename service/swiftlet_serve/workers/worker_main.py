@@ -102,7 +102,8 @@ class Models:
         artifacts = [open_signed(path, self._signer_key) for path in paths]
         artifact = artifacts[0]
         try:
-            hosted, _ = host_model(artifacts, self._engine, self._cores)
+            with memory.heap_for_loading():
+                hosted, _ = host_model(artifacts, self._engine, self._cores)
         except MemoryError:
             sizes = (file.size for artifact in artifacts for file in artifact.manifest.files.values())
             needed = memory.needed_to_load(sum(sizes))
@@ -124,6 +125,7 @@ class Models:
             hosted = self.hosted.pop(index)
             del self._reports[index]
         hosted.engine.close()
+        memory.release_free_memory()
 
     def send(self) -> None:
         """Sends the reports with the current runtimes."""
@@ -162,7 +164,6 @@ def main() -> None:
         _send_json(control, {"kind": type(error).__name__, "message": str(error)})
         logs.flush_and_stop()
         os._exit(1)
-    memory.release_free_memory()
     for descriptor in config.connection_fds:
         connection = socket.socket(fileno=descriptor)
         threading.Thread(target=_serve, args=(connection, models, logs), daemon=True).start()
@@ -183,7 +184,6 @@ def _run_command(command: Mapping[str, Any], models: Models, control: socket.soc
         except (ArtifactError, SetupError) as error:
             _send_json(control, {"index": command["load"], "kind": type(error).__name__, "message": str(error)})
             return
-    memory.release_free_memory()
     models.send()
 
 
