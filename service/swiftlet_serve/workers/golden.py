@@ -54,13 +54,26 @@ def replay(artifact: Artifact, engine: Engine) -> Replay:
         replayed = _replay(engine, width, rows, columns, Batch.without_top_k(**arrays))
     except Exception as error:  # neither the arrays' content nor the engine can be trusted here
         raise ArtifactError(f"{artifact.path.name}: {GOLDEN} cannot be replayed: {error}") from error
+    _check_deviation(artifact, engine, replayed.deviation, rows)
+    return replayed
+
+
+def check_deviation(artifact: Artifact, engine: Engine, deviation: float) -> None:
+    """Checks how far an engine was from the golden answers when it replayed them.
+
+    Raises:
+        ArtifactError: further than the manifest's tolerance, or the file holds no golden answers.
+    """
+    _check_deviation(artifact, engine, deviation, _load(artifact)["rows"])
+
+
+def _check_deviation(artifact: Artifact, engine: Engine, deviation: float, rows: NDArray[np.float32]) -> None:
     tolerance = artifact.manifest.tolerance + engine.extra_tolerance * float(np.abs(rows).max(initial=0.0))
-    if not replayed.deviation <= tolerance:  # also true if either is NaN
+    if not deviation <= tolerance:  # also true if either is NaN
         raise ArtifactError(
-            f"{artifact.path.name}: the engine's answers differ from the golden answers by {replayed.deviation:.3g}. "
+            f"{artifact.path.name}: the engine's answers differ from the golden answers by {deviation:.3g}. "
             f"The tolerance is {tolerance:.3g}."
         )
-    return replayed
 
 
 def golden_inputs(artifact: Artifact) -> list[Encoding]:
