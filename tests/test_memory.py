@@ -38,6 +38,7 @@ def freed_bytes(size: int, setting: str) -> int:
 def test_a_server_returns_blocks_that_are_freed():
     assert freed_bytes(100 * MEBIBYTE, "memory.limit_heap_growth()") > 99 * MEBIBYTE
     assert freed_bytes(MEBIBYTE, "memory.limit_heap_growth()") > MEBIBYTE / 2
+    assert freed_bytes(MEBIBYTE, "memory.limit_heap_growth()\nwith memory.heap_for_loading(): pass") > MEBIBYTE / 2
     assert freed_bytes(MEBIBYTE, "") < MEBIBYTE / 2  # the default that the setting changes
 
 

@@ -40,6 +40,7 @@ from swiftlet_models.tensors import Weights
 
 Part = Literal["network", "trunk", "head"]
 UNIT_EPSILON: Final = 1e-24  # of the mean square of a vector: no vector that a network computes is so short
+PLAIN: Final = (None, "identity", "unit")  # layers after pooling without an activation
 MULTIPLE: Final = 16  # the native engine needs widths that are multiples of its widest vector, 16 floats
 
 
@@ -328,7 +329,7 @@ class _Network(FoldedParameters):
         for name in (name for name, is_there in parts.items() if is_there):
             self.products[f"head.{name}"] = self.product(f"head.{name}")
             self.results += (f"outputs.{name}",)
-            activation = "tanh" if name == "output" and embedding.dense == "tanh" else None
+            activation = embedding.dense if name == "output" and embedding.dense not in PLAIN else None
             # The vectors of all tokens are too many for an exact product.
             yield self.multiply(f"outputs.{name}", "hidden", f"head.{name}", activation, exact=name != "vectors")
 

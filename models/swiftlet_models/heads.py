@@ -120,7 +120,7 @@ class Vectors(nn.Module):
         own = width - (embedding.sparse is not None) - (several.width if several else 0)
         self.vector = embedding.vector
         self.output = nn.Linear(h, own) if embedding.vector and embedding.dense else None
-        self.act = torch.tanh if embedding.dense == "tanh" else nn.Identity()
+        self.act = ACTIVATIONS.get(embedding.dense or "", nn.Identity())
         self.reads_unit = embedding.dense == "unit"
         self.terms = nn.Linear(h, 1) if embedding.sparse else None
         self.vectors = nn.Linear(h, several.width) if several else None

@@ -34,18 +34,23 @@ _TRAIN: Final = "Train the model with that"
 _CLASSIFIER: Final = ("Transformer", "LogitScore")  # the modules of a CrossEncoder
 
 _POOLINGS: Final[Mapping[str, Pooling]] = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
+_ROOT_MEAN: Final = "mean_sqrt_len_tokens"  # the mean, longer by the root of the number of tokens
 _FLAGS: Final = {  # settings of older versions, one for each pooling
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_mean_sqrt_len_tokens": _ROOT_MEAN,
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
 _ACTIVATIONS: Final[Mapping[object, Dense]] = {
     "torch.nn.modules.activation.Tanh": "tanh",
+    "torch.nn.modules.activation.ReLU": "relu",
+    "torch.nn.modules.activation.GELU": "gelu",
+    "torch.nn.modules.activation.SiLU": "silu",
     "torch.nn.modules.linear.Identity": "identity",
 }
+_ACTIVATION_NAMES: Final = ", ".join(str(name).rpartition(".")[2] for name in _ACTIVATIONS)
 # The functions of `/classify` for one label: a sigmoid, or none.
 _PROBLEMS: Final[Mapping[object, Problem]] = {
     None: "single_label",
@@ -119,7 +124,7 @@ def read_encoder(directory: Path, pooling: PoolingOption | None = None) -> Sente
     prompts, default = read_prompts(directory)
     activation, parameters = _dense(dense) if dense else (None, {})
     embedding = Embedding(
-        pooling=_pooling(modules[1][1], has_prompts=any(prompts.values())),
+        pooling=_pooling(modules[1][1], has_prompts=any(prompts.values()), is_unit=kinds[2:] == ["Normalize"]),
         normalize="Normalize" in kinds,
         dense=activation,
         prompts=prompts,
@@ -192,10 +197,13 @@ def read_modules(directory: Path) -> list[tuple[str, Path]]:
     return [module for module in directories if module[0] != _IN_TRAINING]
 
 
-def _pooling(directory: Path, *, has_prompts: bool) -> Pooling:
+def _pooling(directory: Path, *, has_prompts: bool, is_unit: bool) -> Pooling:
+    """Reads the pooling of a model, whose vectors have length 1 next if `is_unit`."""
     config = read_object(directory / "config.json")
     modes: object = config.get("pooling_mode", [mode for flag, mode in _FLAGS.items() if config.get(flag)])
     names = [modes] if isinstance(modes, str) else modes
+    if names == [_ROOT_MEAN] and is_unit:
+        names = ["mean"]
     if not isinstance(names, list) or len(names) != 1 or names[0] not in _POOLINGS:
         raise ConversionError(f"the pooling is not supported, only one of {', '.join(_POOLINGS)} is. {_TRAIN}.")
     if has_prompts and not config.get("include_prompt", True):
@@ -226,7 +234,7 @@ def _one_dense(
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise ConversionError(
-            f"the activation of the Dense module is not supported, only Tanh and Identity are. {_TRAIN}."
+            f"the activation of the Dense module is not supported, only {_ACTIVATION_NAMES} are. {_TRAIN}."
         )
     plain = {config.get(f"module_{side}_name") for side in ("input", "output")} <= {None, "sentence_embedding"}
     if config.get("use_residual") or not (plain or of_tokens):  # PyLate's class reads tokens, whatever it says

@@ -43,7 +43,8 @@ _ONNX: Final = (
 _TF: Final = "transformers 4 converts them: CLASS.from_pretrained(DIR, from_{}=True).save_pretrained(NEW). Serve it:"
 _TORCH: Final = (
     "a checkpoint in a file of torch that transformers does not read",
-    f"Load it with the code that wrote it, and save the model with save_pretrained(NEW). Serve it: {_NEW}",
+    "Name it pytorch_model.bin if it holds the weights of this model, as a checkpoint of Lightning does. Otherwise "
+    f"load it with the code that wrote it, and save the model with save_pretrained(NEW). Serve it: {_NEW}",
 )
 OTHER_WEIGHTS: Final[Mapping[str, tuple[str, str]]] = {
     "*.onnx": _ONNX,
@@ -176,8 +177,13 @@ def _directory(path: Path) -> Source:
         return Source("checkpoint", "a checkpoint of TensorFlow", _serve(path))
     steps = sorted((int(match[1]), match[0]) for name in names if (match := STEP.fullmatch(name)))
     if steps:
-        last = path / steps[-1][1]
-        return Source("other", "the output directory of a Trainer", f"Name one of its checkpoints. {_serve(last)}")
+        names_best = read_config(path / steps[-1][1] / "trainer_state.json").get("best_model_checkpoint")
+        best = Path(names_best).name if isinstance(names_best, str) else ""
+        if best in names:
+            step = f"Its trainer_state.json names the best of its checkpoints. {_serve(path / best)}"
+        else:
+            step = f"Name one of its checkpoints. {_serve(path / steps[-1][1])}"
+        return Source("other", "the output directory of a Trainer", step)
     if (snapshots := path / "snapshots").is_dir() and (commits := sorted(snapshots.iterdir())):
         main = path / "refs" / "main"
         named = snapshots / main.read_text("utf-8").strip() if main.is_file() else commits[-1]

@@ -24,6 +24,7 @@ ZERO: Final = 128
 BLOCK: Final = 128
 SMALLEST_BLOCK: Final = 16  # the smallest that MatMulNBits of ONNX Runtime accepts
 BLOCK_NUMBERS: Final = 1 << 18  # of a matrix to read at a time: 1 MB in fp32, which caches hold
+INFINITE: Final = 0x7F80  # the exponent of bf16 that no finite number has
 MAX_SIZE: Final = 1 << 31  # of a tensor, with dimensions of 0 counted as 1
 
 Array = NDArray[Any]
@@ -241,9 +242,16 @@ def round_to_bf16(array: Array) -> NDArray[np.uint16]:
         ValueError: a number is not finite, or too large for bf16.
     """
     with np.errstate(over="ignore"):
-        bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
-    rounded = ((bits + (0x7FFF + (bits >> 16 & 1))) >> 16).astype(np.uint16)
-    if not np.isfinite(bits.view(np.float32)).all() or not np.isfinite(widen(rounded)).all():
+        floats = np.ascontiguousarray(array, np.float32)
+    bits = floats.view(np.uint32)
+    wide = bits >> 16  # one array for all steps: a new one for each takes as long as the step
+    wide &= 1
+    wide += 0x7FFF
+    wide += bits
+    wide >>= 16
+    rounded = wide.astype(np.uint16)
+    wide &= INFINITE
+    if not np.isfinite(floats).all() or wide.max(initial=0) == INFINITE:
         raise ValueError("a parameter is not finite.")
     return rounded
 

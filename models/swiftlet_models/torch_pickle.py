@@ -52,6 +52,9 @@ class _Storage:
     count: int
 
 
+NESTED: Final = ("state_dict", "model_state_dict", "model")  # of a mapping, where the mapping of tensors may lie
+
+
 @dataclass(frozen=True)
 class _View:
     """A tensor without its numbers. Offset and strides count numbers."""
@@ -85,6 +88,8 @@ def open_torch(file: File) -> Weights:
 
 
 def _views(content: object) -> dict[str, _View]:
+    if isinstance(content, dict):  # of Lightning, and of many loops of training, which keep other things beside it
+        content = next((content[key] for key in NESTED if content.get(key) and isinstance(content[key], dict)), content)
     if not isinstance(content, dict) or not all(
         isinstance(name, str) and isinstance(view, _View) for name, view in content.items()
     ):

@@ -21,6 +21,7 @@ from swiftlet_models import architectures
 from swiftlet_models.architectures import standard
 from swiftlet_models.checkpoint_files import locate
 from swiftlet_models.checkpoint_tensors import ConversionError
+from swiftlet_models.heads import weights_of
 from tests.support.checkpoints import (
     AUTO,
     HEADS,
@@ -470,6 +471,22 @@ def test_convert_rejects_pickle_without_tensors(tmp_path: Path, content: object)
     to_pickle(tmp_path)
     torch.save(content, tmp_path / "pytorch_model.bin")
     assert error_message(tmp_path).startswith("pytorch_model.bin cannot be read as plain weights: it is not a mapping")
+
+
+@pytest.mark.parametrize(("key", "prefix"), [("state_dict", "model."), ("model_state_dict", ""), ("model", "")])
+def test_convert_reads_weights_beside_other_things(tmp_path: Path, key: str, prefix: str) -> None:
+    """As a checkpoint of Lightning holds them, and those of other loops of training."""
+    save(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    expected = weights_of(convert(tmp_path, *HEADS["classify"]).model)
+    (tmp_path / "model.safetensors").unlink()
+    named = {prefix + name: tensor for name, tensor in tensors.items()}
+    others = {"epoch": 3, "optimizer_states": [{"state": {0: {"step": torch.ones(1)}}}], "callbacks": {}}
+    torch.save({key: named, **others}, tmp_path / "pytorch_model.bin")
+
+    found = weights_of(convert(tmp_path, *HEADS["classify"]).model)
+    assert found.keys() == expected.keys()
+    assert all((weight == expected[name]).all() for name, weight in found.items())
 
 
 def test_convert_rejects_invalid_pickle(tmp_path: Path) -> None:

@@ -55,10 +55,13 @@ def vectors(artifact: Artifact, engine: str, **parameters: Any) -> np.ndarray:
     return np.array(response)
 
 
-KINDS = [("cls", None), ("mean", None), ("max", None), ("mean", nn.Tanh()), ("cls", nn.Identity())]
+KINDS = [("cls", None), ("mean", None), ("max", None), ("mean", nn.Tanh()), ("cls", nn.Identity()), ("cls", nn.ReLU())]
+KINDS += [("mean", nn.GELU()), ("max", nn.SiLU())]
 
 
-@pytest.mark.parametrize(("pooling", "dense"), KINDS, ids=["cls", "mean", "max", "tanh", "identity"])
+@pytest.mark.parametrize(
+    ("pooling", "dense"), KINDS, ids=["cls", "mean", "max", "tanh", "identity", "relu", "gelu", "silu"]
+)
 def test_vectors_equal_those_of_sentence_transformers(pooling: str, dense: Any, tmp_path: Path) -> None:
     model = save_encoder(tmp_path, pooling, normalize=False, dense=dense)
     artifact = imported(tmp_path / "model", tmp_path / "out", keep_fp32=True)
@@ -86,8 +89,10 @@ def test_vectors_of_a_thousand_texts_equal_those_of_sentence_transformers(poolin
         assert embedding_parity.difference(found, wanted) <= PARITY, options
 
 
-def test_normalize_module_is_the_default(tmp_path: Path) -> None:
-    model = save_encoder(tmp_path)
+@pytest.mark.parametrize("pooling", ["mean", "mean_sqrt_len_tokens"])
+def test_normalize_module_is_the_default(tmp_path: Path, pooling: str) -> None:
+    """Of vectors of length 1, the second pooling makes the same ones as the first."""
+    model = save_encoder(tmp_path, pooling)
     artifact = imported(tmp_path / "model", tmp_path / "out")
 
     assert artifact.manifest.embedding == Embedding("mean", normalize=True, prompts=PROMPTS)
@@ -149,6 +154,14 @@ def change(file: str, **changes: Any) -> Any:
 
 
 POOLING = "1_Pooling/config.json"
+
+
+def root_mean_alone(model: Path) -> None:
+    edit(model / POOLING, pooling_mode="mean_sqrt_len_tokens")
+    modules = json.loads((model / MODULES).read_text("utf-8"))
+    (model / MODULES).write_text(json.dumps(modules[:2]), "utf-8")
+
+
 LEGACY = {"pooling_mode": None, "pooling_mode_cls_token": False}
 
 
@@ -166,6 +179,7 @@ LEGACY = {"pooling_mode": None, "pooling_mode_cls_token": False}
             "the pooling is not supported, only one of cls, mean, max, lasttoken is.",
         ),
         (change(POOLING, pooling_mode=["cls", "mean"]), "the pooling is not supported"),
+        (root_mean_alone, "the pooling is not supported"),
         (change(POOLING, **LEGACY), "the pooling is not supported"),
         (change(POOLING, include_prompt=False), "the pooling leaves out the tokens of the prompt"),
         (change(SETTINGS, prompts={"query": 1}), "prompts has an invalid value."),
@@ -187,7 +201,7 @@ def test_unsupported_directory_is_rejected_in_one_sentence(damage: Any, sentence
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"activation_function": "torch.nn.modules.activation.ReLU"}, "only Tanh and Identity are."),
+        ({"activation_function": "torch.nn.modules.activation.Mish"}, "only Tanh, ReLU, GELU, SiLU, Identity are."),
         ({"use_residual": True}, "has a residual or reads other features"),
         ({"module_input_name": "token_embeddings"}, "has a residual or reads other features"),
     ],

@@ -48,9 +48,12 @@ def make(path: Path, kind: str) -> str:
     }
     if kind in files:
         return str(write(path / "it", **files[kind]))
-    if kind == "trainer":
+    if kind.startswith("trainer"):
+        best = (
+            {} if kind == "trainer" else {"trainer_state__json": {"best_model_checkpoint": "elsewhere/checkpoint-500"}}
+        )
         for step in (500, 1000, 90):
-            write(path / f"it/checkpoint-{step}", **files["checkpoint"])
+            write(path / f"it/checkpoint-{step}", **files["checkpoint"], **best)
     elif kind == "cache":
         for commit in ("0123", "0124"):
             write(path / "it/snapshots" / commit, **files["checkpoint"])
@@ -75,6 +78,7 @@ SERVED = {  # what `swiftlet serve` says of each kind, and the command that it e
     "tensorflow": ("a checkpoint whose weights are tf_model.h5", "swiftlet serve NEW"),
     "weights alone": ("a directory of weights without config.json", "and serve that."),
     "trainer": ("the output directory of a Trainer", "swiftlet serve {0}/checkpoint-1000"),
+    "trainer with a best": ("the output directory of a Trainer", "swiftlet serve {0}/checkpoint-500"),
     "cache": ("a repository in the cache of the hub", "swiftlet serve {0}/snapshots/0123"),
     "folder": ("a folder of artifacts", "swiftlet serve {0}/a {0}/b"),
     "weights file": ("a file of weights", "Serve it: swiftlet serve {1}"),

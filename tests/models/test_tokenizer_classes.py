@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 import transformers
 from click.testing import CliRunner
 
-from swiftlet_models import tokenizer_check
+from swiftlet_models import tokenizer_check, transformers_tokens
 from swiftlet_models.added_tokens import TokenizerError
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.cli.main import main
@@ -249,6 +251,20 @@ def test_difference_finds_a_wrong_tokenizer(tmp_path: Path, name: str) -> None:
 
     assert tokenizer_check.difference(tokenizer, tmp_path) is None
     assert tokenizer_check.difference(wrong, tmp_path) is not None
+
+
+def test_transformers_reads_a_tokenizer_without_torch_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "vocab", config={"model_type": "bert"}, tokenizer_config={"tokenizer_class": "BertTokenizer"})
+    here = transformers_tokens.read(tmp_path)
+    monkeypatch.delitem(sys.modules, "transformers")
+    there = transformers_tokens.read(tmp_path)
+
+    assert there.added == here.added
+    assert [tuple(map(list, ids)) for ids in there.ids] == [tuple(map(list, ids)) for ids in here.ids]
+    with pytest.raises(subprocess.CalledProcessError):
+        transformers_tokens.read(tmp_path / "none")
 
 
 def run(source: Path, *options: str) -> str:

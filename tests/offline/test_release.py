@@ -376,10 +376,14 @@ def test_release_takes_the_next_precision_that_is_good_enough(out, good, reason)
         return Fidelity("probability", 1.0 if manifest.precision == good else 0.9, 0.3, 7)
 
     notes = []
-    with mock.patch.object(probe, "fidelity", measured):
+    with (
+        mock.patch.object(probe, "fidelity", measured),
+        mock.patch.object(stage.Stage, "tolerance", autospec=True, side_effect=stage.Stage.tolerance) as tolerance,
+    ):
         artifact = make(out, draft("bert", "classify"), strict=False, report=notes.append)
 
     assert artifact.manifest.precision == good
+    assert [call.args[0].manifest.precision for call in tolerance.call_args_list] == ["bf16"] * (good == "bf16")
     assert artifact.card()["precision"].startswith(f"{reason} keeps 90.0 % of the answers to built-in texts")
     assert ("fidelity" in artifact.card()) == (good == "bf16")
     assert [known.texts for known in comparisons(artifact)] == ["built-in texts"] * (good == "bf16")
@@ -424,10 +428,10 @@ def test_release_with_data_file_ignores_the_built_in_texts(out, reviews, scores,
 def test_release_rejects_int8_answers_that_are_not_finite(out):
     host = stage.host_model
 
-    def fail(artifacts, engine):
+    def fail(artifacts, engine, cores):
         if artifacts[0].path.name == "int8":
             raise ArtifactError("int8: golden.npz cannot be replayed: the engine returned NaN or infinity.")
-        return host(artifacts, engine)
+        return host(artifacts, engine, cores)
 
     with (
         mock.patch.object(stage, "host_model", fail),

@@ -14,7 +14,7 @@ Precision = Literal["fp32", "bf16", "int8"]
 Pooling = Literal["cls", "last", "mean", "max"]
 PoolingOption = Literal["cls", "last", "mean", "max", "splade"]
 """What makes a checkpoint without a head an embedding model."""
-Dense = Literal["identity", "tanh", "unit"]
+Dense = Literal["identity", "tanh", "relu", "gelu", "silu", "unit"]
 Output = Literal["dense", "sparse", "multi_vector"]
 Side = Literal["left", "right"]
 Scored = Literal["spans", "words", "text"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -14,6 +15,7 @@ from swiftlet_serve.machine import cgroup
 M_TRIM_THRESHOLD: Final = -1  # malloc.h
 M_MMAP_THRESHOLD: Final = -3
 LARGE_BYTES: Final = 1 << 17
+LOADING_BYTES: Final = 1 << 22  # more than the arrays that a load makes over and over
 MEBIBYTE: Final = 1 << 20
 NO_LIMIT: Final = 1 << 62  # in version 1 of cgroups, a limit near 2^63 means no limit
 
@@ -90,9 +92,28 @@ def limit_heap_growth() -> None:
     By default glibc raises its mmap threshold to the largest block freed so far. Later blocks of that size go to the
     heap, which fragments: a server that receives bodies of all sizes then grows for days.
     """
-    with suppress(AttributeError, OSError):
-        for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
-            ctypes.CDLL(None).mallopt(option, LARGE_BYTES)
+    _set_thresholds(LARGE_BYTES, LARGE_BYTES)
+
+
+@contextmanager
+def heap_for_loading() -> Iterator[None]:
+    """Lets the heap grow during the block, in a process with `limit_heap_growth`, and releases its free memory.
+
+    A load makes an array of a megabyte for each step of each part of a matrix. If the system had to clear the pages of
+    each, loading would take twice as long.
+    """
+    _set_thresholds(LOADING_BYTES, 16 * LOADING_BYTES)
+    try:
+        yield
+    finally:
+        limit_heap_growth()
+        release_free_memory()
+
+
+def _set_thresholds(mmap: int, trim: int) -> None:
+    with suppress(AttributeError, OSError):  # only glibc has mallopt
+        for option, size in ((M_MMAP_THRESHOLD, mmap), (M_TRIM_THRESHOLD, trim)):
+            ctypes.CDLL(None).mallopt(option, size)
 
 
 def tune_garbage_collector() -> None:

@@ -109,7 +109,7 @@ def release(
                     stage.write()
                     stage.record_scores()
                 elif draft.manifest.precision != "fp32":  # the card has those of the precision that was refused
-                    stage.record_latency(stage.host("onnx_cpu"))
+                    stage.record_latency(stage.host("onnx_cpu")[0])
                 break
             report(f"rounding to {precision}")
             manifest = replace(exact.manifest, precision=precision)

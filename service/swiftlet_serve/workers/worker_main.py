@@ -112,7 +112,8 @@ class Models:
         artifacts = [open_signed(Path(path), self._signer_key) for path in paths]
         artifact, files = artifacts[0], SealedFiles(weights)
         try:
-            hosted, _ = host_model(artifacts, self._engine, self._cores, files)
+            with memory.heap_for_loading():
+                hosted, _ = host_model(artifacts, self._engine, self._cores, files)
         except MemoryError:
             files.close()
             sizes = (file.size for artifact in artifacts for file in artifact.manifest.files.values())
@@ -139,6 +140,7 @@ class Models:
             del self._reports[index]
         hosted.engine.close()
         self._files.pop(index).close()
+        memory.release_free_memory()
 
     def send(self) -> None:
         """Sends the reports with the current runtimes."""
@@ -178,7 +180,6 @@ def main() -> None:
         _send_json(control, {"kind": type(error).__name__, "message": str(error)})
         logs.flush_and_stop()
         os._exit(1)
-    memory.release_free_memory()
     for descriptor in config.connection_fds:
         connection = socket.socket(fileno=descriptor)
         threading.Thread(target=_serve, args=(connection, models, logs), daemon=True).start()
@@ -199,7 +200,6 @@ def _run_command(command: Mapping[str, Any], models: Models, control: socket.soc
         except (ArtifactError, SetupError) as error:
             _send_json(control, {"index": command["load"], "kind": type(error).__name__, "message": str(error)})
             return
-    memory.release_free_memory()
     models.send()
 
 
