@@ -8,6 +8,8 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping
+from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ from tests.support.checkpoints import (
     relative_error,
     rows,
 )
+from tests.support.tiers import first_of_each
 
 Tensors = dict[str, Tensor]
 KNOWN = f"supported are {', '.join(name.replace('_', '-') for name in architectures.model_types())}."
@@ -70,8 +73,7 @@ def error_message(directory: Path, task: Task = "classify") -> str:
     return expected
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(("name", "task"), first_of_each(product(SMALL, TASKS), itemgetter(0)))
 def test_convert_uses_or_ignores_every_tensor(tmp_path: Path, name: str, task: Task) -> None:
     save(tmp_path, name, task)
     found = set(load_file(tmp_path / "model.safetensors"))

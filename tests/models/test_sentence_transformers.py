@@ -55,10 +55,11 @@ def vectors(artifact: Artifact, engine: str, **parameters: Any) -> np.ndarray:
     return np.array(response)
 
 
-KINDS = [("cls", None), ("mean", None), ("max", None), ("mean", nn.Tanh()), ("cls", nn.Identity())]
+MEAN, TANH = ("mean", None), ("mean", nn.Tanh())
+KINDS = [("cls", None), MEAN, ("max", None), TANH, ("cls", nn.Identity())]
 
 
-@pytest.mark.parametrize(("pooling", "dense"), KINDS, ids=["cls", "mean", "max", "tanh", "identity"])
+@pytest.mark.parametrize(("pooling", "dense"), first(KINDS, MEAN, TANH), ids=["cls", "mean", "max", "tanh", "identity"])
 def test_vectors_equal_those_of_sentence_transformers(pooling: str, dense: Any, tmp_path: Path) -> None:
     model = save_encoder(tmp_path, pooling, normalize=False, dense=dense)
     artifact = imported(tmp_path / "model", tmp_path / "out", keep_fp32=True)
@@ -74,7 +75,7 @@ def test_vectors_equal_those_of_sentence_transformers(pooling: str, dense: Any, 
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("pooling", first(["cls", "mean", "max"], "mean"))
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
 def test_vectors_of_a_thousand_texts_equal_those_of_sentence_transformers(pooling: str, tmp_path: Path) -> None:
     model, artifact = embedding_parity.save(tmp_path, pooling)
 
@@ -218,7 +219,7 @@ def test_pooling_is_given_once(tmp_path: Path) -> None:
         read_encoder(tmp_path / "encoder")
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "qwen3", "t5"])
+@pytest.mark.parametrize("name", first(["gemma3_text", "qwen3", "t5"], "gemma3_text"))
 def test_standard_families_compute_the_vectors_of_sentence_transformers(name: str, tmp_path: Path) -> None:
     """With their own tokenizers, pooling, and Dense modules that become one."""
     texts = [text for text in embedding_parity.texts() if "<" not in text][::9]
