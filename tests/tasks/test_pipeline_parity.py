@@ -10,7 +10,7 @@ import json
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
-from itertools import groupby
+from itertools import cycle, groupby, product
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from tests.goldens import cases, families, kinds
 from tests.goldens.cases import LABELS, MAX_TOKENS, Case
 from tests.support.checkpoints import HEADS, convert
 from tests.support.sentence_checkpoints import edit
-from tests.support.tiers import first_of_each
+from tests.support.tiers import first, first_of_each
 
 TOLERANCE = 1e-4
 
@@ -203,6 +203,7 @@ AUTO: dict[str, Any] = {
     "qa": transformers.AutoModelForQuestionAnswering,
     "fill-mask": transformers.AutoModelForMaskedLM,
 }
+NETWORKS = cases.NETWORKS | families.NETWORKS
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -216,7 +217,7 @@ def one_thread() -> Iterator[None]:
 
 def save_checkpoint(directory: Path, network: str, task: Any, about: dict[str, Any]) -> Tokenizer:
     """Writes a small network with the weights of the golden cases. `about` describes its labels."""
-    vocabulary, settings = (cases.NETWORKS | families.NETWORKS)[network]
+    vocabulary, settings = NETWORKS[network]
     copy_vocabulary(vocabulary, directory)
     tokenizer = Tokenizer.from_directory(directory)
     labels = about if task == "classify" else {}
@@ -241,8 +242,7 @@ def row_of(model: Any) -> Callable[[Encoding], Row]:
     return row
 
 
-@pytest.mark.parametrize("task", list(AUTO))
-@pytest.mark.parametrize("network", [*cases.NETWORKS, *families.NETWORKS])
+@pytest.mark.parametrize(("network", "task"), first(product(NETWORKS, AUTO), *zip(NETWORKS, cycle(AUTO), strict=False)))
 def test_converted_checkpoint_equals_pipeline(network: str, task: Any, tmp_path: Path) -> None:
     """The tokenizer, the network and the task are all ours. The checkpoint is written by transformers."""
     tokenizer = save_checkpoint(tmp_path, network, task, {"id2label": dict(enumerate(LABELS))})
@@ -265,7 +265,7 @@ def test_converted_checkpoint_equals_pipeline(network: str, task: Any, tmp_path:
         np.testing.assert_allclose([a["score"] for a in answers][: len(scores)], scores, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("network", kinds.NAMES)
+@pytest.mark.parametrize("network", first(kinds.NAMES, "distilbert"))
 def test_every_kind_of_classifier_equals_pipeline(network: str, tmp_path: Path) -> None:
     """The configuration of the checkpoint decides: one label or several, and the problem, which may be missing."""
     every = [one for one in golden("classify-kinds", kinds.classify()) if one[0].network == network]
