@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from itertools import cycle, product
 
@@ -25,7 +25,7 @@ from swiftlet_serve.engines.torch import PaddedTorch, RaggedTorch
 from swiftlet_serve.types import Batch, Engine
 from swiftlet_serve.types.codec import pack_sequences, unpack_batch, unpack_sequences
 from tests.support.checkpoints import randomise, relative_error
-from tests.support.native_kernels import CONFIGS, VOCABULARY, best, encoding, run_folded, torch_rows, weights
+from tests.support.native_kernels import CONFIGS, VOCABULARY, best, encoding, rows_of, run_folded, torch_rows, weights
 from tests.support.tiers import first
 
 CPU = torch.device("cpu")
@@ -60,10 +60,6 @@ def folded(architecture: str, kind: str) -> Folded:
 def sequences(kind: str) -> list[Encoding]:
     """Sequences of different lengths. The head of SPLADE reads all tokens for one position."""
     return [encoding(n, [0] if kind == "splade" else range(0, n, 1 + n % 2), n) for n in (9, 1, 33, 40, 2)]
-
-
-def rows_of(engine: Engine, encodings: Sequence[Encoding]) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(engine.run(Batch.of(encodings))))
 
 
 @pytest.mark.parametrize(

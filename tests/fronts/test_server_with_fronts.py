@@ -17,7 +17,7 @@ from swiftlet_serve.fronts.sockets import bind_public
 from swiftlet_serve.http.gate.api_keys import make_key
 from swiftlet_serve.settings import Settings
 from tests.support.fakes import PATIENCE_S
-from tests.support.fronts import CONNECTIONS, ask_all, processes, until_fronts, until_metrics
+from tests.support.fronts import CONNECTIONS, ask_all, processes, until_metrics, until_replaced
 from tests.support.metrics import ACCEPTED, FINISHED, IN_FLIGHT, REFUSED, scrape, total
 from tests.support.processes import ROOT, Tally, ask, load, read_response, request, serving
 
@@ -205,7 +205,7 @@ async def test_killed_front_loses_its_own_connections_only_and_comes_back(artifa
         outcomes = [await _again(reader, writer) for reader, writer in kept]
         new = await ask_all(server)
         during = await scrape(server.port)
-        after = await until_fronts(server, 2, 1)
+        after = await until_replaced(server)
         assert victim not in processes(server, FRONT)
         new += await ask_all(server)
         outcomes, new, before, during, after, last = outcomes, new, before, during, after, await scrape(server.port)
@@ -263,7 +263,7 @@ async def test_front_that_sends_garbage_is_replaced(artifact_dir):
     with serving(artifact_dir, *TWO, code=DAMAGES_ONE_REQUEST) as server:
         kept = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(CONNECTIONS)]
         outcomes = [await _again(reader, writer) for reader, writer in kept]
-        await until_fronts(server, 2, 1)
+        await until_replaced(server)
         outcomes, answers = outcomes, await ask_all(server)
         server.stop()
         assert server.wait() == 0

@@ -19,6 +19,7 @@ from tokenizers import AddedToken
 from swiftlet_models.added_tokens import TokenizerError
 from swiftlet_models.tokenizer import Tokenizer
 from tests.goldens import cases, families
+from tests.models.test_tokenizer import read
 from tests.support.tiers import first
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
@@ -36,10 +37,6 @@ def checkpoint(path: Path, name: str, **options: Any) -> Path:
 @pytest.fixture(scope="module", params=families.TOKENIZERS)
 def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.from_directory(checkpoint(tmp_path_factory.mktemp("t"), request.param))
-
-
-def read(tokenizer: Tokenizer, texts: list[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-    return [(r.ids.tolist(), [tuple(span) for span in r.offsets.tolist()]) for r in tokenizer.tokenize(texts)]
 
 
 def looks_special(text: str) -> bool:

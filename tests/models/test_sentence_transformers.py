@@ -19,6 +19,7 @@ from swiftlet_serve.inference.loading import load_model
 from swiftlet_serve.offline.evaluate import respond
 from swiftlet_serve.offline.import_checkpoint import import_checkpoint
 from tests.support import embedding_parity, standard_checkpoints
+from tests.support.embedding_parity import imported
 from tests.support.sentence_checkpoints import (
     DENSE_WIDTH,
     MAX_TOKENS,
@@ -41,13 +42,6 @@ TEXTS = [
     "\u200b",
 ]
 PARITY = 1e-5
-
-
-def imported(source: Path, out: Path, **options: Any) -> Artifact:
-    artifact, _ = import_checkpoint(
-        str(source), "embed", out, name="model", precision="fp32", max_loss=0.5, report=lambda _: None, **options
-    )
-    return artifact
 
 
 def vectors(artifact: Artifact, engine: str, **parameters: Any) -> np.ndarray:

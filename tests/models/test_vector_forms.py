@@ -20,9 +20,9 @@ from swiftlet_models.checkpoint_tensors import ConversionError
 from swiftlet_models.sentence_transformers import named_pooling, read_encoder
 from swiftlet_serve.inference.loading import load_model
 from swiftlet_serve.offline.evaluate import respond
-from swiftlet_serve.offline.import_checkpoint import import_checkpoint
 from tests.goldens.cases import HERE
 from tests.support.checkpoints import SMALL, randomise
+from tests.support.embedding_parity import imported
 from tests.support.sentence_checkpoints import WIDTH, edit, make_sentence_encoder, save_transformer
 from tests.support.tiers import first
 
@@ -30,13 +30,6 @@ TEXTS = ["A warm film.", "서울의 봄", "emoji 😀🎬 only", "a a a", "(long
 PARITY = 1e-5
 SEVERAL = 24
 QUERY, DOCUMENT = 16, 20
-
-
-def imported(source: Path, out: Path, **options: Any) -> Artifact:
-    artifact, _ = import_checkpoint(
-        str(source), "embed", out, name="model", precision="fp32", max_loss=0.5, report=lambda _: None, **options
-    )
-    return artifact
 
 
 def answers(artifact: Artifact, **parameters: Any) -> Any:

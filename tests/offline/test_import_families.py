@@ -25,6 +25,7 @@ from swiftlet_serve.cli.main import main
 from swiftlet_serve.engines import native
 from swiftlet_serve.types import Batch, Row
 from tests.goldens import cases, families
+from tests.goldens.cases import flatten
 from tests.support.checkpoints import AUTO, randomise
 from tests.support.fakes import PATIENCE_S
 from tests.support.processes import serving
@@ -152,10 +153,6 @@ def expected(network: Any, artifact: Artifact, family: Family) -> Any:
     encodings = task.encode(request)
     rows = np.concatenate([reference_row(network, family.task, one) for one in encodings])
     return task.decode(request, encodings, Batch.of(encodings).split_rows(rows))
-
-
-def flatten(nested: Any) -> list[Any]:
-    return [leaf for each in nested for leaf in flatten(each)] if isinstance(nested, list) else [nested]
 
 
 @pytest.mark.parametrize(

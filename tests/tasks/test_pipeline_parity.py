@@ -10,6 +10,7 @@ import json
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import cycle, groupby, product
 from operator import itemgetter
 from pathlib import Path
@@ -27,7 +28,8 @@ from swiftlet_serve.errors import Unprocessable
 from swiftlet_serve.tasks import classify, fill_mask, qa
 from swiftlet_serve.types import Batch, Row
 from tests.goldens import cases, families, kinds
-from tests.goldens.cases import LABELS, MAX_TOKENS, Case
+from tests.goldens.cases import LABELS, MAX_TOKENS, Case, flatten
+from tests.support import task_requests
 from tests.support.checkpoints import HEADS, convert
 from tests.support.sentence_checkpoints import edit
 from tests.support.tiers import first, first_of_each
@@ -38,22 +40,8 @@ Golden = list[tuple[Case, list[list[float]]]]
 
 
 def manifest(task: Any, width: int, labels: tuple[str, ...] = (), problem: Any = None) -> Manifest:
-    return Manifest(
-        name="fake",
-        version="1",
-        architecture="bert",
-        task=task,
-        head=HEADS[task][0],
-        precision="fp32",
-        max_tokens=MAX_TOKENS,
-        vocab_size=width,
-        width=width,
-        labels=labels,
-        problem=problem,
-        tolerance=1e-3,
-        config={},
-        source={},
-    )
+    made = task_requests.manifest(task, width, labels, problem)
+    return replace(made, max_tokens=MAX_TOKENS, vocab_size=width)
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +91,6 @@ def ask(task: Any, case: Case, network: Callable[[Encoding], Row]) -> Any:
     encodings = task.encode(request)
     rows = np.concatenate([network(encoding) for encoding in encodings])
     return task.decode(request, encodings, Batch.of(encodings).split_rows(rows))
-
-
-def flatten(nested: Any) -> list[Any]:
-    return [leaf for each in nested for leaf in flatten(each)] if isinstance(nested, list) else [nested]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from swiftlet_train.teachers.encoders import load_own_tokenizer
 from swiftlet_train.vocabulary.pruning import SPECIALS
 from swiftlet_train.vocabulary.tokenizer_training import make_unigram
 from tests.support.artifacts import make_tokenizer
-from tests.support.training import SILENT, teacher_package, wordpiece
+from tests.support.training import BODY, SILENT, teacher_package, wordpiece
 
 CHARACTERS = make_tokenizer()  # the student's
 WORDS = Tokenizer(json.loads(wordpiece([*SPECIALS, "ana", "rio", "left", "##s", "a", "##n"]).to_str()))
@@ -53,8 +53,6 @@ PLAN = Distillation(
     task_teacher_epochs=30,
     task_teacher_learning_rate=3e-3,
 )
-BODY = {"embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-BODY |= {"intermediate_size": 64, "max_position_embeddings": 64, "hidden_dropout_prob": 0.0}
 
 words = st.lists(st.sampled_from(["ana", "rio", "left", "lefts", "an", "\u110b\u1161\u11ab", "e\u0301"]), max_size=12)
 

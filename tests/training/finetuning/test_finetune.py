@@ -41,6 +41,7 @@ from swiftlet_train.recipe import (
 from swiftlet_train.teachers.encoders import load_own_tokenizer
 from tests.support.tiers import first
 from tests.support.training import (
+    BODY,
     PIECES,
     SILENT,
     interrupted_train,
@@ -50,10 +51,6 @@ from tests.support.training import (
     wordpiece,
     write_squad,
 )
-
-BODY = {"embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-BODY |= {"intermediate_size": 64, "max_position_embeddings": 64, "hidden_dropout_prob": 0.0}
-
 
 PLAN = Distillation(hard_label_weight=0.5, temperature=2.0, teacher_epochs=3, teacher_learning_rate=3e-3)
 
