@@ -21,6 +21,7 @@ from swiftlet_serve.machine.watchdog import Watchdog
 from tests.support.fakes import PATIENCE_S
 from tests.support.processes import ROOT, Process, Tally, ask, load, read_response, request, serving
 from tests.support.restarts import roll
+from tests.support.tiers import first
 
 LONG = ("--drain-s", "600", "--shutdown-timeout-s", "600")
 
@@ -62,13 +63,14 @@ async def test_rolling_restart_behind_a_load_balancer_loses_no_request(artifact_
     assert statuses == [0, 0]
 
 
-@pytest.mark.parametrize(("host", "warns"), [("0.0.0.0", True), ("localhost", False)])
-def test_open_server_with_a_public_address_says_so(host, warns, artifact_dir):
-    with serving(artifact_dir, "--host", host) as server:
+@pytest.mark.parametrize(("host", "warns"), first([("0.0.0.0", True), ("localhost", False)], ("0.0.0.0", True)))
+def test_open_server_with_a_public_address_or_a_shared_port_says_so(host, warns, artifact_dir):
+    with serving(artifact_dir, "--host", host, "--reuse-port", str(warns).lower()) as server:
         server.stop()
         server.wait()
 
-    assert ("The server needs no API key" in server.warnings) == warns
+    for sentence in ("The server needs no API key", "a request for /metrics reaches any of the servers"):
+        assert (sentence in server.warnings) == warns
 
 
 async def stop_under_load(server: Process, clients: int, interval_s: float) -> tuple[int, Tally]:
@@ -83,6 +85,7 @@ async def stop_under_load(server: Process, clients: int, interval_s: float) -> t
     return status, await loading
 
 
+@pytest.mark.exhaustive
 async def test_shutdown_without_a_load_balancer_loses_no_request(artifact_dir):
     """The server stops at once, with connections in every phase. Every accepted connection gets a response."""
 
@@ -95,6 +98,7 @@ async def test_shutdown_without_a_load_balancer_loses_no_request(artifact_dir):
     assert tally.answered > 0
 
 
+@pytest.mark.exhaustive
 async def test_new_server_takes_over_a_shared_port(artifact_dir):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
@@ -163,7 +167,7 @@ def test_second_signal_stops_the_server_within_a_second():
     assert 3 * CANCEL_S + POLL_S < 1
 
 
-@pytest.mark.parametrize("why", ["SIGTERM", "SIGINT", "timeout"])
+@pytest.mark.parametrize("why", first(["SIGTERM", "SIGINT", "timeout"], "SIGTERM"))
 async def test_endless_request_gets_a_503_when_the_server_stops_waiting(why, artifact_dir):
     options = LONG if why != "timeout" else ("--shutdown-timeout-s", "1")
 
@@ -231,7 +235,7 @@ models.describe = lambda *a: socket.socket().connect_ex(("127.0.0.1", 9)) and de
 """
 
 
-@pytest.mark.parametrize("calls", [False, True])
+@pytest.mark.parametrize("calls", first([False, True], True))
 async def test_requests_open_no_outgoing_connections(calls, artifact_dir):
     """The second run opens one, which shows that the test notices it."""
     bodies = ["http://127.0.0.1:9/", "../tiny-classify", "bert-base-uncased", "file:///etc/passwd", None]
@@ -247,7 +251,7 @@ async def test_requests_open_no_outgoing_connections(calls, artifact_dir):
     assert server.warnings == ("outgoing call: socket.connect\n" if calls else "")
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("own", first([False, True], False))
 async def test_requests_start_no_tokenizer_threads(own, artifact_dir):
     """The second run starts some, which shows that the test notices them. The library reads the last character."""
     body = b'{"inputs": "I want to eat a [MASK]. \\udb40\\udc41"}'

@@ -89,6 +89,7 @@ def test_metrics_follow_the_conventions_of_prometheus(artifact_dir):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.exhaustive
 @needs_prometheus
 async def test_prometheus_scrapes_a_server(artifact_dir):
     with (

@@ -22,6 +22,7 @@ from tests.deploy.test_k8s import EXIT_S, K8S, KUBERNETES, container, copy_with,
 from tests.deploy.test_k8s import render as kustomize
 from tests.deploy.test_operators import VALIDATORS, kind, refusals
 from tests.support.paths import ROOT
+from tests.support.tiers import first
 
 CHART = K8S / "helm/swiftlet"
 HELM = shutil.which("helm", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
@@ -142,7 +143,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("release", ["swiftlet", "other"])
+@pytest.mark.parametrize("release", first(["swiftlet", "other"], "swiftlet"))
 @pytest.mark.parametrize("case", CASES)
 def test_manifests_are_valid(case, release):
     manifests = render(CASES[case], release)
@@ -218,8 +219,8 @@ OWN = ("NetworkPolicy", "default-deny")  # the base owns its namespace, a chart 
         ("cpu", None, {}),
         ("cpu", "monitor-labels", MONITORED),
         ("cpu", "traces", TRACES),
-        ("cpu", "own-models", OWN_MODELS),
-        ("gpu", None, GPU),
+        pytest.param("cpu", "own-models", OWN_MODELS, marks=pytest.mark.exhaustive),
+        pytest.param("gpu", None, GPU, marks=pytest.mark.exhaustive),
     ],
     ids=["cpu", "monitored", "traces", "own-models", "gpu"],
 )

@@ -29,7 +29,7 @@ from swiftlet_serve.engines.openvino import OpenVino
 from swiftlet_serve.engines.torch import PaddedTorch, RaggedTorch
 from swiftlet_serve.types import Batch, Engine
 from tests.support.checkpoints import randomise, relative_error
-from tests.support.native_kernels import CONFIGS, best, encoding, weights
+from tests.support.native_kernels import CONFIGS, best, encoding, rows_of, weights
 from tests.support.tiers import first
 
 CPU = torch.device("cpu")
@@ -79,10 +79,6 @@ def expected(architecture: str, kind: int, encodings: Sequence[Encoding]) -> tor
             pooled = model.head.output(pooled)
         rows.append(pooled.tanh() if KINDS[kind].dense == "tanh" else pooled)
     return torch.stack(rows)
-
-
-def rows_of(engine: Engine, encodings: Sequence[Encoding]) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(engine.run(Batch.of(encodings))))
 
 
 RAGGED: dict[str, tuple[Callable[[Folded], Engine], float]] = {

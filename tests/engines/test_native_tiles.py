@@ -24,6 +24,7 @@ from swiftlet_serve.workers.hosted_model import EngineModel, host_model
 from swiftlet_serve.workers.thread_executor import ThreadExecutor
 from tests.support.native_kernels import best, encoding, folded, plain_tiles
 from tests.support.paths import ROOT
+from tests.support.tiers import first
 
 BATCH = Batch.of([encoding(11, [0, 3, 10], 1), encoding(1, [0], 2), encoding(40, [23, 5, 5], 3)])
 
@@ -62,7 +63,7 @@ def test_self_test_finds_wrong_sums(faulty):
     assert faulty.kernel_faults > 0
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", first(PRECISIONS, "int8"))
 def test_wrong_sum_is_counted_and_the_call_is_computed_without_tiles(sound, faulty, precision, caplog):
     engines = [Native(library, folded("bert", "qa"), precision=precision) for library in (sound, faulty)]
     network = engines[1]
@@ -89,7 +90,7 @@ def test_process_uses_no_tiles_after_a_wrong_sum(faulty):
     together = network.run(BATCH)
 
     for row, one in zip(together, BATCH.encodings(), strict=True):
-        for _ in range(20):
+        for _ in range(3):
             assert network.run(Batch.of([one]))[0].tobytes() == row.tobytes()
     assert faulty.kernel_faults == found
 
@@ -275,7 +276,10 @@ def move(thread: int) -> None:
         pass
 
 
-@pytest.mark.parametrize("interruption", ["signal", "signal on a stack of its own", "move"])
+INTERRUPTIONS = ["signal", "signal on a stack of its own", "move"]
+
+
+@pytest.mark.parametrize("interruption", first(INTERRUPTIONS, "signal on a stack of its own", "move"))
 def test_interruptions_change_no_result(interruption):
     """The operating system saves and restores the tiles around a signal handler, and when a thread moves.
 

@@ -18,7 +18,7 @@ from swiftlet_serve.inference.loading import load_model
 from swiftlet_serve.types import Batch
 from tests.support.checkpoints import relative_error
 from tests.support.networks import NETWORKS, answers, encodings, network
-from tests.support.tiers import first_of_each
+from tests.support.tiers import first, first_of_each
 
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the engine runs on CUDA, in bf16")
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -62,7 +62,7 @@ def test_torch_computes_a_row_in_a_batch_as_alone(released, architecture, task):
     assert relative_error(*(torch.from_numpy(np.concatenate(part)) for part in (together, alone))) <= 1e-5
 
 
-@pytest.mark.parametrize("kind", ["int8", "fp32", "both"])
+@pytest.mark.parametrize("kind", first(["int8", "fp32", "both"], "int8", "both"))
 @each
 def test_torch_reproduces_golden_answers(released, architecture, task, kind):
     """Also on CUDA: the tolerance allows for bf16."""

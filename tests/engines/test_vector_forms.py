@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
+from itertools import cycle, product
 
 import numpy as np
 import pytest
@@ -24,7 +25,8 @@ from swiftlet_serve.engines.torch import PaddedTorch, RaggedTorch
 from swiftlet_serve.types import Batch, Engine
 from swiftlet_serve.types.codec import pack_sequences, unpack_batch, unpack_sequences
 from tests.support.checkpoints import randomise, relative_error
-from tests.support.native_kernels import CONFIGS, VOCABULARY, best, encoding, run_folded, torch_rows, weights
+from tests.support.native_kernels import CONFIGS, VOCABULARY, best, encoding, rows_of, run_folded, torch_rows, weights
+from tests.support.tiers import first
 
 CPU = torch.device("cpu")
 FP32, INT8 = 3e-6, 0.07
@@ -60,13 +62,13 @@ def sequences(kind: str) -> list[Encoding]:
     return [encoding(n, [0] if kind == "splade" else range(0, n, 1 + n % 2), n) for n in (9, 1, 33, 40, 2)]
 
 
-def rows_of(engine: Engine, encodings: Sequence[Encoding]) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(engine.run(Batch.of(encodings))))
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("architecture", "kind", "engine"),
+    first(
+        product(ARCHITECTURES, KINDS, ENGINES),
+        *((*one, engine) for one in zip(ARCHITECTURES, cycle(KINDS), strict=False) for engine in ENGINES),
+    ),
+)
 def test_engine_computes_the_outputs_of_all_forms_at_once(architecture: str, kind: str, engine: str) -> None:
     create, off = ENGINES[engine]
     batch = sequences(kind)
@@ -90,8 +92,14 @@ def test_native_computes_a_row_in_a_batch_as_alone_to_the_bit(kind: str) -> None
         assert row.tobytes() == engine.run(Batch.of([one]))[0].tobytes()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "modernbert"])
+@pytest.mark.parametrize(
+    ("architecture", "engine"),
+    first(
+        product([name for name in ARCHITECTURES if name != "modernbert"], ENGINES),
+        *product(["bert", "mpnet"], ENGINES),
+        ("deberta_v2", "native"),
+    ),
+)
 def test_no_token_attends_to_those_behind_the_attended_ones(architecture: str, engine: str) -> None:
     """The sequences before the masks have the rows that they have without masks, and masks have rows as well."""
     create, off = ENGINES[engine]

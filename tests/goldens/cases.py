@@ -292,3 +292,7 @@ def fill_data() -> Iterator[Case]:
     for i, text in enumerate(found):
         places = (3 * i,) if i % 3 else (i, i + 4)
         yield Case(("bert", "spiece")[i % 5 == 0], masked(text, places), FILL_GRID[i % len(FILL_GRID)])
+
+
+def flatten(nested: Any) -> list[Any]:
+    return [leaf for each in nested for leaf in flatten(each)] if isinstance(nested, list) else [nested]

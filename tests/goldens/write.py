@@ -54,6 +54,7 @@ from tests.goldens.cases import (
     fill_data,
     fill_mask_logits,
     fill_own,
+    flatten,
     network_cases,
     qa_data,
     qa_logits,
@@ -276,10 +277,6 @@ def write_tokens(file: str, variants: dict[str, tuple[str, dict[str, Any]]]) -> 
         pairs = zip(found["input_ids"], found["offset_mapping"], strict=True)
         hashes[variant] = [hash_of(f"{ids} {[tuple(span) for span in spans]}") for ids, spans in pairs]
     np.savez_compressed(HERE / file, **{name: np.array(column, "u4") for name, column in hashes.items()})
-
-
-def flatten(nested: Any) -> list[Any]:
-    return [leaf for each in nested for leaf in flatten(each)] if isinstance(nested, list) else [nested]
 
 
 def write(name: str, task: str, cases: list[Case], ask: Any) -> None:

@@ -8,6 +8,8 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping
+from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +38,10 @@ from tests.support.checkpoints import (
     relative_error,
     rows,
 )
+from tests.support.tiers import first_of_each
 
 Tensors = dict[str, Tensor]
+FAMILIES = ("bert", "albert", "mobilebert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert")
 KNOWN = f"supported are {', '.join(name.replace('_', '-') for name in architectures.model_types())}."
 WORDS = "bert.embeddings.word_embeddings.weight"
 
@@ -71,8 +75,7 @@ def error_message(directory: Path, task: Task = "classify") -> str:
     return expected
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(("name", "task"), first_of_each(product(SMALL, TASKS), itemgetter(0)))
 def test_convert_uses_or_ignores_every_tensor(tmp_path: Path, name: str, task: Task) -> None:
     save(tmp_path, name, task)
     found = set(load_file(tmp_path / "model.safetensors"))
@@ -331,6 +334,16 @@ def test_convert_encoder_only_accepts_encoder_without_head(tmp_path: Path, name:
         ("bert", {"id2label": None, "num_labels": -3}, "num_labels has an invalid value."),
         ("bert", {"problem_type": "ranking"}, "problem_type 'ranking' is not supported, only "),
         ("bert", {"problem_type": ["regression"]}, "problem_type ['regression'] is not supported, only "),
+        ("roberta", {"pad_token_id": -1}, "config.json: pad_token_id has an invalid value: -1."),
+        ("roberta", {"pad_token_id": "1"}, "config.json: pad_token_id has an invalid value: '1'."),
+        ("roberta", {"is_decoder": True}, "config.json: is_decoder True is not supported, only False."),
+        ("roberta", {"num_attention_heads": 7}, "config.json: num_attention_heads 7 does not divide the width 48."),
+        ("electra", {"type_vocab_size": 1}, "config.json: type_vocab_size 1 has no token type for the second text"),
+        ("electra", {"embedding_size": 0}, "config.json: embedding_size has an invalid value: 0."),
+        ("electra", {"hidden_act": "mish"}, "config.json: hidden_act 'mish' is not one of gelu"),
+        ("distilbert", {"activation": "mish"}, "config.json: activation 'mish' is not one of gelu"),
+        ("distilbert", {"n_heads": 7}, "config.json: num_attention_heads 7 does not divide the width 48."),
+        ("distilbert", {"dim": 4.8}, "config.json: dim has an invalid value: 4.8."),
     ],
 )
 def test_convert_rejects_unsupported_setting(
@@ -344,7 +357,7 @@ def test_convert_rejects_unsupported_setting(
 
 
 @pytest.mark.parametrize("kind", ["relative_key", "relative_key_query"])
-@pytest.mark.parametrize("name", ["bert", "albert", "mobilebert"])
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "distilbert"])
 def test_convert_rejects_relative_positions(tmp_path: Path, name: str, kind: str) -> None:
     save(tmp_path, name)
     edit_config(tmp_path, position_embedding_type=kind)
@@ -353,7 +366,7 @@ def test_convert_rejects_relative_positions(tmp_path: Path, name: str, kind: str
     )
 
 
-@pytest.mark.parametrize("name", ["bert", "albert", "mobilebert"])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_convert_rejects_untied_masked_lm(tmp_path: Path, name: str) -> None:
     save(tmp_path, name, "fill-mask")
     edit_config(tmp_path, tie_word_embeddings=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -74,44 +73,6 @@ def test_convert_reads_encoder_without_prefix(tmp_path: Path, name: str) -> None
 
     assert all(tensor.startswith("pooler.") for tensor in ignored)
     assert error_message(tmp_path, "classify").startswith("the checkpoint has no ")
-
-
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "distilbert"])
-@pytest.mark.parametrize("kind", ["relative_key", "relative_key_query"])
-def test_convert_rejects_relative_positions(tmp_path: Path, name: str, kind: str) -> None:
-    save(tmp_path, name)
-    edit_config(tmp_path, position_embedding_type=kind)
-    assert (
-        error_message(tmp_path) == f"config.json: position_embedding_type {kind!r} is not supported, only 'absolute'."
-    )
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_convert_rejects_untied_masked_lm(tmp_path: Path, name: str) -> None:
-    save(tmp_path, name, "fill-mask")
-    edit_config(tmp_path, tie_word_embeddings=False)
-    assert error_message(tmp_path, "fill-mask").startswith("config.json: tie_word_embeddings False is not supported")
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "expected"),
-    [
-        ("roberta", {"pad_token_id": -1}, "config.json: pad_token_id has an invalid value: -1."),
-        ("roberta", {"pad_token_id": "1"}, "config.json: pad_token_id has an invalid value: '1'."),
-        ("roberta", {"is_decoder": True}, "config.json: is_decoder True is not supported, only False."),
-        ("roberta", {"num_attention_heads": 7}, "config.json: num_attention_heads 7 does not divide the width 48."),
-        ("electra", {"type_vocab_size": 1}, "config.json: type_vocab_size 1 has no token type for the second text"),
-        ("electra", {"embedding_size": 0}, "config.json: embedding_size has an invalid value: 0."),
-        ("electra", {"hidden_act": "mish"}, "config.json: hidden_act 'mish' is not one of gelu"),
-        ("distilbert", {"activation": "mish"}, "config.json: activation 'mish' is not one of gelu"),
-        ("distilbert", {"n_heads": 7}, "config.json: num_attention_heads 7 does not divide the width 48."),
-        ("distilbert", {"dim": 4.8}, "config.json: dim has an invalid value: 4.8."),
-    ],
-)
-def test_convert_rejects_unsupported_setting(tmp_path: Path, name: str, changes: dict[str, Any], expected: str) -> None:
-    save(tmp_path, name)
-    edit_config(tmp_path, **changes)
-    assert error_message(tmp_path).startswith(expected)
 
 
 def test_longest_sequence_is_that_of_transformers(tmp_path: Path) -> None:

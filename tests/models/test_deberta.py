@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from swiftlet_models.architectures.traits import RelativeTraits
 from swiftlet_models.checkpoint_tensors import ConversionError
@@ -24,7 +23,6 @@ from tests.goldens import cases
 from tests.support.checkpoints import (
     AUTO,
     HEADS,
-    Rows,
     Shape,
     Task,
     conversion,
@@ -32,11 +30,12 @@ from tests.support.checkpoints import (
     our_rows,
     randomise,
     reference,
-    reference_rows,
     relative_error,
     rows,
+    rows_alone,
 )
 from tests.support.sentence_checkpoints import edit
+from tests.support.tiers import first
 
 TOLERANCE: Final = {torch.float32: 1e-5, torch.float64: 1e-8}  # relative; the scale of transformers is in fp32
 # The epsilon is so large that a wrong one changes the outputs visibly.
@@ -73,11 +72,7 @@ SHAPES: Final = {
 TASKS: Final[tuple[Task, ...]] = ("classify", "qa", "fill-mask", "entities")
 
 
-def expected_rows(model: Any, task: Task, batch: Rows) -> Tensor:
-    return torch.cat([reference_rows(model, task, own) for own in batch.alone()])
-
-
-@pytest.mark.parametrize("name", sorted(SHAPES.keys() - {"v3-base"}))
+@pytest.mark.parametrize("name", first(sorted(SHAPES.keys() - {"v3-base"}), "v2", "v3"))
 def test_network_computes_the_rows_of_transformers(name: str) -> None:
     """In a padded batch as alone."""
     for task in TASKS if name == "v3" else TASKS[:2]:
@@ -85,7 +80,7 @@ def test_network_computes_the_rows_of_transformers(name: str) -> None:
         ours = conversion(model, task).model
         batch = rows(task, [64, 1, 2, 17, 63], 211)
         for dtype, tolerance in TOLERANCE.items():
-            expected = expected_rows(model.to(dtype), task, batch)
+            expected = rows_alone(model.to(dtype), task, batch)
             ours = ours.to(dtype)
 
             assert relative_error(our_rows(ours, batch), expected) <= tolerance
@@ -100,7 +95,7 @@ def test_released_shape_computes_the_rows_of_transformers() -> None:
     batch = rows("classify", [512, 60], 128000)
 
     ours = our_rows(conversion(model, "classify").model, batch)
-    assert relative_error(ours, expected_rows(model, "classify", batch)) <= TOLERANCE[torch.float32]
+    assert relative_error(ours, rows_alone(model, "classify", batch)) <= TOLERANCE[torch.float32]
 
 
 @pytest.mark.parametrize(("buckets", "longest"), [(256, 512), (32, 128), (16, 40), (128, 2048), (24, 512)])

@@ -19,6 +19,8 @@ from tokenizers import AddedToken
 from swiftlet_models.added_tokens import TokenizerError
 from swiftlet_models.tokenizer import Tokenizer
 from tests.goldens import cases, families
+from tests.models.test_tokenizer import read
+from tests.support.tiers import first
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 CLASSES: dict[str, Any] = {"bpe": transformers.RobertaTokenizer, "xlm": transformers.XLMRobertaTokenizer}
@@ -37,10 +39,6 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return Tokenizer.from_directory(checkpoint(tmp_path_factory.mktemp("t"), request.param))
 
 
-def read(tokenizer: Tokenizer, texts: list[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-    return [(r.ids.tolist(), [tuple(span) for span in r.offsets.tolist()]) for r in tokenizer.tokenize(texts)]
-
-
 def looks_special(text: str) -> bool:
     return any(special in text for special in SPECIALS)
 
@@ -57,7 +55,7 @@ def test_tokenize_equals_transformers_4_57_1(variant: str, tmp_path: Path) -> No
         assert zlib.crc32(f"{ids} {spans}".encode()) == expected, text
 
 
-@pytest.mark.parametrize("options", [{}, {"add_prefix_space": True}, {"trim_offsets": False}])
+@pytest.mark.parametrize("options", first([{}, {"add_prefix_space": True}, {"trim_offsets": False}], {}))
 def test_byte_level_tokenizer_equals_installed_transformers(options: dict[str, bool], tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_directory(checkpoint(tmp_path, "bpe", **options))
     reference = transformers.RobertaTokenizer.from_pretrained(tmp_path, split_special_tokens=True)

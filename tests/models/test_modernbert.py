@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import pytest
 import torch
-from torch import Tensor
 
 from swiftlet_models.architectures import modernbert
 from swiftlet_models.checkpoint_tensors import ConversionError
@@ -24,9 +23,9 @@ from tests.support.checkpoints import (
     our_rows,
     randomise,
     reference,
-    reference_rows,
     relative_error,
     rows,
+    rows_alone,
 )
 from tests.support.sentence_checkpoints import edit
 
@@ -62,10 +61,6 @@ SHAPES: Final = {
 TASKS: Final[tuple[Task, ...]] = ("classify", "qa", "fill-mask", "entities")
 
 
-def expected_rows(model: Any, task: Task, batch: Any) -> Tensor:
-    return torch.cat([reference_rows(model, task, own) for own in batch.alone()])
-
-
 @pytest.mark.parametrize("name", ["small", "biases", "others"])
 @pytest.mark.parametrize("task", TASKS)
 def test_network_computes_the_rows_of_transformers(name: str, task: Task) -> None:
@@ -74,7 +69,7 @@ def test_network_computes_the_rows_of_transformers(name: str, task: Task) -> Non
     ours = conversion(model, task).model
     batch = rows(task, [64, 1, 2, 17, 63], 211)
     for dtype, tolerance in TOLERANCE.items():
-        expected = expected_rows(model.to(dtype), task, batch)
+        expected = rows_alone(model.to(dtype), task, batch)
         ours = ours.to(dtype)
 
         assert relative_error(our_rows(ours, batch), expected) <= tolerance
@@ -88,9 +83,7 @@ def test_released_shape_computes_the_rows_of_transformers() -> None:
     model = reference(SHAPES["base"], "classify")
     batch = rows("classify", [1000, 100], 50000)
 
-    error = relative_error(
-        our_rows(conversion(model, "classify").model, batch), expected_rows(model, "classify", batch)
-    )
+    error = relative_error(our_rows(conversion(model, "classify").model, batch), rows_alone(model, "classify", batch))
     assert error <= TOLERANCE[torch.float32]
 
 

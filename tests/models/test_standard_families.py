@@ -27,9 +27,9 @@ from tests.support.checkpoints import (
     our_rows,
     randomise,
     reference,
-    reference_rows,
     relative_error,
     rows,
+    rows_alone,
 )
 from tests.support.sentence_checkpoints import edit
 
@@ -110,7 +110,7 @@ def test_network_computes_the_rows_of_transformers(name: str, task: Task) -> Non
     batch = batch_for(name, task)
     for dtype, tolerance in TOLERANCE.items():
         model, ours = model.to(dtype), ours.to(dtype)
-        expected = torch.cat([reference_rows(model, task, own) for own in batch.alone()])
+        expected = rows_alone(model, task, batch)
 
         assert relative_error(our_rows(ours, batch), expected) <= tolerance
 

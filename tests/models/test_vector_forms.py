@@ -20,22 +20,16 @@ from swiftlet_models.checkpoint_tensors import ConversionError
 from swiftlet_models.sentence_transformers import named_pooling, read_encoder
 from swiftlet_serve.inference.loading import load_model
 from swiftlet_serve.offline.evaluate import respond
-from swiftlet_serve.offline.import_checkpoint import import_checkpoint
 from tests.goldens.cases import HERE
 from tests.support.checkpoints import SMALL, randomise
+from tests.support.embedding_parity import imported
 from tests.support.sentence_checkpoints import WIDTH, edit, make_sentence_encoder, save_transformer
+from tests.support.tiers import first
 
 TEXTS = ["A warm film.", "서울의 봄", "emoji 😀🎬 only", "a a a", "(long) words, " * 9, "naïve café"]
 PARITY = 1e-5
 SEVERAL = 24
 QUERY, DOCUMENT = 16, 20
-
-
-def imported(source: Path, out: Path, **options: Any) -> Artifact:
-    artifact, _ = import_checkpoint(
-        str(source), "embed", out, name="model", precision="fp32", max_loss=0.5, report=lambda _: None, **options
-    )
-    return artifact
 
 
 def answers(artifact: Artifact, **parameters: Any) -> Any:
@@ -170,7 +164,7 @@ def expected(checkpoint: Path, matrix: np.ndarray, text: str, *, is_query: bool,
     return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
 
 
-@pytest.mark.parametrize("attends", [False, True])
+@pytest.mark.parametrize("attends", first([False, True], True))
 def test_colbert_equals_pylate(attends: bool, tmp_path: Path) -> None:
     matrix = save_pylate(tmp_path / "model", attends=attends)
     artifact = imported(tmp_path / "model", tmp_path / "out")

@@ -127,15 +127,16 @@ def test_a_file_with_labels_gives_scores(checkpoint: Path, artifact: Artifact, t
     fp32, int8 = (other["scores"][name]["accuracy"]["value"] for name in ("fp32", "int8"))
     assert other["loss"]["value"] == fp32 - int8
 
-    imported = make(checkpoint, tmp_path, measure=measure_of(data))
+
+@pytest.mark.exhaustive
+def test_an_import_with_a_file_of_labels_certifies_its_scores(checkpoint: Path, tmp_path: Path) -> None:
+    data = tmp_path / "dev.csv"
+    data.write_text(LABELLED, "utf-8")
+    imported = make(checkpoint, tmp_path, measure=Measure(data, limit=10))
     assert [known.texts for known in comparisons(imported)] == [certificate.BUILT_IN, "dev.csv"]
-    exact = make(checkpoint, tmp_path, measure=measure_of(data), precision="fp32")
+    exact = make(checkpoint, tmp_path, measure=Measure(data, limit=10), precision="fp32")
     (only,) = comparisons(exact)
     assert (only.agreement, only.loss, only.scores.keys()) == ({}, None, {"fp32"})
-
-
-def measure_of(data: Path) -> Measure:
-    return Measure(data, limit=10)
 
 
 def test_a_file_without_labels_gives_agreement(checkpoint: Path, tmp_path: Path) -> None:

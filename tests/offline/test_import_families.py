@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 import transformers
 from click.testing import CliRunner
 
-from swiftlet_models.artifact import open_artifact
+from swiftlet_models.artifact import Artifact, open_artifact
 from swiftlet_models.encodings import Encoding
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import tasks
@@ -24,6 +25,7 @@ from swiftlet_serve.cli.main import main
 from swiftlet_serve.engines import native
 from swiftlet_serve.types import Batch, Row
 from tests.goldens import cases, families
+from tests.goldens.cases import flatten
 from tests.support.checkpoints import AUTO, randomise
 from tests.support.fakes import PATIENCE_S
 from tests.support.processes import serving
@@ -82,6 +84,7 @@ FAMILIES = {
         Family("modernbert", "bpe", "RobertaTokenizer", _MODERNBERT, "classify", TEXT),
     )
 }
+FEW = ("roberta",)
 ENGINES = {
     "torch": 0.05 if torch.cuda.is_available() else 1e-4,
     "onnx_cpu": 0.1,
@@ -104,29 +107,24 @@ def write_checkpoint(family: Family, directory: Path) -> Any:
     return model
 
 
+Imported = Callable[[Family], tuple[Any, Artifact]]
+
+
 @pytest.fixture(scope="module")
-def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The networks of transformers, of which `folder` holds the imported artifacts."""
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Imported:
+    """Imports each family once. Returns the network of transformers, and the artifact."""
     folder = tmp_path_factory.mktemp("imported")
-    networks: dict[str, Any] = {"folder": folder}
-    for family in FAMILIES.values():
-        source = folder / f"checkpoint-{family.model_type}"
-        networks[family.model_type] = write_checkpoint(family, source)
+
+    @cache
+    def import_family(name: str) -> tuple[Any, Artifact]:
+        family, source = FAMILIES[name], folder / f"checkpoint-{name}"
+        network = write_checkpoint(family, source)
         command = ["import", str(source), "--task", family.task, "--name", family.name, "--out", str(folder)]
         result = CliRunner().invoke(main, [*command, "--keep-fp32"])
         assert result.exit_code == 0, result.output
-    return networks
+        return network, open_artifact(folder / family.name)
 
-
-@pytest.fixture(scope="module", params=first(ENGINES, "native"))
-def server(request: pytest.FixtureRequest, imported: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """A server of all artifacts on one engine: the engine and the URL."""
-    engine = request.param
-    if engine == "native" and native.best() is None:
-        pytest.skip("there are no kernels for this CPU")
-    paths = ",".join(str(imported["folder"] / family.name) for family in FAMILIES.values())
-    with serving(imported["folder"], "--engine", engine, "--models", paths) as process:
-        yield engine, process.url
+    return lambda family: import_family(family.model_type)
 
 
 def ask(url: str, family: Family) -> Any:
@@ -148,36 +146,43 @@ def reference_row(model: Any, task: str, encoding: Encoding) -> Row:
     return logits[0].numpy()[encoding.focus]  # type: ignore[no-any-return]
 
 
-def expected(imported: dict[str, Any], family: Family) -> Any:
+def expected(network: Any, artifact: Artifact, family: Family) -> Any:
     """Returns the response that follows from the rows of transformers."""
-    artifact = open_artifact(imported["folder"] / family.name)
     task = tasks.load(family.task).create(Tokenizer.load(artifact.path / "tokenizer.json"), artifact.manifest)
     request = task.Request(inputs=family.inputs, parameters={"top_k": 3})
     encodings = task.encode(request)
-    rows = np.concatenate([reference_row(imported[family.model_type], family.task, one) for one in encodings])
+    rows = np.concatenate([reference_row(network, family.task, one) for one in encodings])
     return task.decode(request, encodings, Batch.of(encodings).split_rows(rows))
 
 
-def flatten(nested: Any) -> list[Any]:
-    return [leaf for each in nested for leaf in flatten(each)] if isinstance(nested, list) else [nested]
+@pytest.mark.parametrize(
+    ("engine", "names"),
+    first([("native", FEW), *((engine, tuple(FAMILIES)) for engine in ENGINES)], ("native", FEW)),
+    ids=["native-few", *ENGINES],
+)
+def test_server_gives_the_answers_of_transformers(
+    imported: Imported, tmp_path: Path, engine: str, names: tuple[str, ...]
+) -> None:
+    if engine == "native" and native.best() is None:
+        pytest.skip("there are no kernels for this CPU")
+    made = {name: imported(FAMILIES[name]) for name in names}
+    paths = ",".join(str(artifact.path) for _, artifact in made.values())
+    with serving(tmp_path, "--engine", engine, "--models", paths) as process:
+        answered = {name: flatten(ask(process.url, FAMILIES[name])) for name in names}
+
+    for name, answers in answered.items():
+        wanted = flatten(expected(*made[name], FAMILIES[name]))
+        assert len(answers) == len(wanted) > 1, name
+        if engine == "torch" and not torch.cuda.is_available():
+            assert [{**one, "score": 0} for one in answers] == [{**one, "score": 0} for one in wanted]
+        found = sorted(one["score"] for one in answers)
+        np.testing.assert_allclose(found, sorted(one["score"] for one in wanted), atol=ENGINES[engine], err_msg=name)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_server_gives_the_answers_of_transformers(server: tuple[str, str], imported: dict[str, Any], name: str) -> None:
-    (engine, url), family = server, FAMILIES[name]
-    answers, wanted = flatten(ask(url, family)), flatten(expected(imported, family))
-
-    assert len(answers) == len(wanted) > 1
-    if engine == "torch" and not torch.cuda.is_available():
-        assert [{**one, "score": 0} for one in answers] == [{**one, "score": 0} for one in wanted]
-    found = sorted(one["score"] for one in answers)
-    np.testing.assert_allclose(found, sorted(one["score"] for one in wanted), atol=ENGINES[engine])
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_import_records_the_family(imported: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize("name", first(FAMILIES, *FEW))
+def test_import_records_the_family(imported: Imported, name: str) -> None:
     family = FAMILIES[name]
-    manifest = open_artifact(imported["folder"] / family.name).manifest
+    manifest = imported(family)[1].manifest
 
     assert manifest.architecture == name.replace("-", "_")
     assert manifest.max_tokens == family.max_tokens

@@ -210,9 +210,9 @@ def untrained(architecture: str, config: Mapping[str, Any], task: Task, labels: 
 
 
 @torch.no_grad()
-def randomise(model: nn.Module, seed: int = 0) -> None:
+def randomise(model: nn.Module) -> None:
     """Sets random parameters, such that activations stay near 1 and no parameter is trivially 0 or 1."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:
             parameter.normal_(0, parameter.shape[-1] ** -0.5, generator=generator)
@@ -279,6 +279,11 @@ def reference_rows(model: Any, task: Task, batch: Rows) -> Tensor:
         return out.logits  # type: ignore[no-any-return]
     logits = torch.stack([out.start_logits, out.end_logits], -1) if task == "qa" else out.logits
     return logits.flatten(0, 1)[batch.focus]
+
+
+def rows_alone(model: Any, task: Task, batch: Rows) -> Tensor:
+    """Returns the logits (N, O) that transformers computes for each sequence alone."""
+    return torch.cat([reference_rows(model, task, own) for own in batch.alone()])
 
 
 @torch.no_grad()

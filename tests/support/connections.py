@@ -168,9 +168,9 @@ class Service:
         assert isinstance(connection, Connection)
         return connection
 
-    async def until_settled(self, connections: int = 0) -> None:
-        """Waits until this number of connections is left and no request is in progress."""
-        await until(lambda: len(self.table.connections) == connections and not self.table.tasks)
+    async def until_settled(self) -> None:
+        """Waits until no connection is left and no request is in progress."""
+        await until(lambda: not self.table.connections and not self.table.tasks)
 
 
 @asynccontextmanager
@@ -260,13 +260,13 @@ async def until(condition: Callable[[], Any]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def until_stable(measure: Callable[[], int]) -> None:
-    """Waits until a measure has not changed for a tenth of a second."""
-    last, since = measure(), time.monotonic()
+async def until_stable(connection: Connection) -> None:
+    """Waits until the unread bytes of a connection have not changed for a tenth of a second."""
+    last, since = len(connection.unread), time.monotonic()
     while time.monotonic() - since < 0.1:
         await asyncio.sleep(0.01)
-        if measure() != last:
-            last, since = measure(), time.monotonic()
+        if len(connection.unread) != last:
+            last, since = len(connection.unread), time.monotonic()
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:

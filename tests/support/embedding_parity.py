@@ -51,25 +51,19 @@ def save(directory: Path, pooling: str) -> tuple[SentenceTransformer, Artifact]:
     """Writes a small embedding model, and imports it in fp32. Special tokens in a text are text on both sides."""
     model = save_encoder(directory, pooling, normalize=False)
     model.tokenizer.split_special_tokens = True
-    return model, _imported(directory, pooling)
+    return model, imported(directory / "model", directory / "out", keep_fp32=True)
 
 
 def save_standard(directory: Path, name: str) -> tuple[SentenceTransformer, Artifact]:
     """The same with a model of `standard_checkpoints`."""
     model = save_model(directory, name, texts())
-    return model, _imported(directory, name)
+    return model, imported(directory / "model", directory / "out", keep_fp32=True)
 
 
-def _imported(directory: Path, name: str) -> Artifact:
+def imported(source: Path, out: Path, **options: Any) -> Artifact:
+    """Imports an embedding model in fp32."""
     artifact, _ = import_checkpoint(
-        str(directory / "model"),
-        "embed",
-        directory / "out",
-        name=name,
-        precision="fp32",
-        max_loss=0.5,
-        keep_fp32=True,
-        report=lambda _: None,
+        str(source), "embed", out, name="model", precision="fp32", max_loss=0.5, report=lambda _: None, **options
     )
     return artifact
 
@@ -96,9 +90,3 @@ def vectors(artifact: Artifact, engine: str, options: Mapping[str, Any]) -> NDAr
 def difference(found: NDArray[Any], wanted: NDArray[Any]) -> float:
     """Returns the largest difference of a number, relative to the largest number if that is above 1."""
     return float(np.abs(found - wanted).max() / max(1, np.abs(wanted).max()))
-
-
-def lowest_cosine(found: NDArray[Any], wanted: NDArray[Any]) -> float:
-    """Returns the lowest cosine of two vectors of the same text."""
-    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(wanted, axis=1)
-    return float(((found * wanted).sum(1) / lengths).min())

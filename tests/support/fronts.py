@@ -39,10 +39,10 @@ async def until_metrics(server: Process, holds: Callable[[Series], bool]) -> Ser
     return series
 
 
-async def until_fronts(server: Process, count: int, restarts: int) -> Series:
-    """Waits until so many fronts answer, after so many restarts."""
+async def until_replaced(server: Process) -> Series:
+    """Waits until two fronts answer, one of which replaces another."""
 
     def holds(series: Series) -> bool:
-        return (total(series, "swiftlet_fronts"), total(series, "swiftlet_front_restarts_total")) == (count, restarts)
+        return (total(series, "swiftlet_fronts"), total(series, "swiftlet_front_restarts_total")) == (2, 1)
 
     return await until_metrics(server, holds)

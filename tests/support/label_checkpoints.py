@@ -22,7 +22,6 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from tests.goldens import cases
 
-TRUNKS: Final = ("deberta-v2", "modernbert")
 SIZES: Final = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "deberta-v2": SIZES

@@ -48,15 +48,14 @@ class LargeBody(NamedTuple):
     data: bytes
 
 
-def large_bodies(share: float, counts: tuple[int, ...], seed: int = 0) -> Iterator[LargeBody]:
+def large_bodies(share: float, counts: tuple[int, ...]) -> Iterator[LargeBody]:
     """Yields a share of all large bodies: each valid body with one of its values replaced by very many values.
 
     Args:
         share: of all bodies, from 0 to 1.
         counts: the numbers of items to put in. As many as fit in `SIZE` come as well.
-        seed: chooses the share.
     """
-    pick = random.Random(seed)
+    pick = random.Random(0)
     for path, body in BODIES.items():
         for place in [(), *places(body)]:
             for title, make in _values(counts):

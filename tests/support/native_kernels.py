@@ -21,7 +21,7 @@ from swiftlet_models.heads import Model
 from swiftlet_models.program import WORDS, Attend, Gate, LookUp, Multiply, Norm, NormHeads, Place, Read, Rotate
 from swiftlet_serve.engines import native
 from swiftlet_serve.engines.native import Library
-from swiftlet_serve.types import Batch
+from swiftlet_serve.types import Batch, Engine
 from tests.support.checkpoints import TASKS, Task, randomise, untrained
 from tests.support.compiler import EMULATION, SOURCES, compile_kernels
 from tests.support.network_sizes import CONFIGS as CONFIGS
@@ -107,7 +107,7 @@ def plain(like: Library, directory: Path) -> Library:
 
 
 @cache
-def network(architecture: str, task: Task, seed: int = 0) -> Model:
+def network(architecture: str, task: Task) -> Model:
     """Returns a network whose activations are near 1. Tests must not change it."""
     model = untrained(architecture, SETTINGS[architecture], task)
     randomise(model)
@@ -132,6 +132,11 @@ def torch_rows(model: Model, batch: Batch) -> np.ndarray:
     """Returns the rows that torch computes, (N, O)."""
     rows: torch.Tensor = model(*(torch.from_numpy(array) for array in batch.padded()))
     return rows.numpy()
+
+
+def rows_of(engine: Engine, encodings: Sequence[Encoding]) -> torch.Tensor:
+    """Returns the rows that an engine computes for a batch, (N, O)."""
+    return torch.from_numpy(np.concatenate(engine.run(Batch.of(encodings))))
 
 
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {

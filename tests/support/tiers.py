@@ -14,9 +14,9 @@ import pytest
 
 def first(cases: Iterable[Any], *chosen: Any) -> list[Any]:
     """Returns the parameters of a test. The chosen cases are in the first tier."""
-    left, every = set(chosen), list(cases)
-    assert left <= set(every), left - set(every)
-    return [_in_tier(case, case in left) for case in every]
+    every = list(cases)
+    assert all(case in every for case in chosen), chosen
+    return [_in_tier(case, case in chosen) for case in every]
 
 
 def first_of_each(cases: Iterable[Any], kind: Callable[[Any], Hashable]) -> list[Any]:

@@ -33,6 +33,9 @@ from tests.support.checkpoints import SMALL, reference
 
 SILENT = partial(lambda text: None)
 TEACHER = "tiny_teacher_of_the_tests"
+# The settings of an ALBERT.
+BODY: dict[str, Any] = {"embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+BODY |= {"intermediate_size": 64, "max_position_embeddings": 64, "hidden_dropout_prob": 0.0}
 BODIES = {
     "classify": {"inputs": "the rain falls on the old mill"},
     "qa": {"inputs": {"question": "the mill", "context": "snow lies over the quiet town"}},
@@ -243,6 +246,10 @@ def write_squad(path: Path, *asked: tuple[str, str, str, list[str]]) -> str:
     ]
     path.write_text(json.dumps({"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}), "utf-8")
     return path.name
+
+
+def write_lines(path: Path, *rows: dict[str, str]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
 
 
 class SmallNetwork(nn.Module):

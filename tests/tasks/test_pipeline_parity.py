@@ -10,7 +10,8 @@ import json
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
-from itertools import groupby
+from dataclasses import replace
+from itertools import cycle, groupby, product
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,11 @@ from swiftlet_serve.errors import Unprocessable
 from swiftlet_serve.tasks import classify, fill_mask, qa
 from swiftlet_serve.types import Batch, Row
 from tests.goldens import cases, families, kinds
-from tests.goldens.cases import LABELS, MAX_TOKENS, Case
+from tests.goldens.cases import LABELS, MAX_TOKENS, Case, flatten
+from tests.support import task_requests
 from tests.support.checkpoints import HEADS, convert
 from tests.support.sentence_checkpoints import edit
-from tests.support.tiers import first_of_each
+from tests.support.tiers import first, first_of_each
 
 TOLERANCE = 1e-4
 
@@ -38,22 +40,8 @@ Golden = list[tuple[Case, list[list[float]]]]
 
 
 def manifest(task: Any, width: int, labels: tuple[str, ...] = (), problem: Any = None) -> Manifest:
-    return Manifest(
-        name="fake",
-        version="1",
-        architecture="bert",
-        task=task,
-        head=HEADS[task][0],
-        precision="fp32",
-        max_tokens=MAX_TOKENS,
-        vocab_size=width,
-        width=width,
-        labels=labels,
-        problem=problem,
-        tolerance=1e-3,
-        config={},
-        source={},
-    )
+    made = task_requests.manifest(task, width, labels, problem)
+    return replace(made, max_tokens=MAX_TOKENS, vocab_size=width)
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +91,6 @@ def ask(task: Any, case: Case, network: Callable[[Encoding], Row]) -> Any:
     encodings = task.encode(request)
     rows = np.concatenate([network(encoding) for encoding in encodings])
     return task.decode(request, encodings, Batch.of(encodings).split_rows(rows))
-
-
-def flatten(nested: Any) -> list[Any]:
-    return [leaf for each in nested for leaf in flatten(each)] if isinstance(nested, list) else [nested]
 
 
 @pytest.mark.parametrize(
@@ -203,6 +187,7 @@ AUTO: dict[str, Any] = {
     "qa": transformers.AutoModelForQuestionAnswering,
     "fill-mask": transformers.AutoModelForMaskedLM,
 }
+NETWORKS = cases.NETWORKS | families.NETWORKS
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -216,7 +201,7 @@ def one_thread() -> Iterator[None]:
 
 def save_checkpoint(directory: Path, network: str, task: Any, about: dict[str, Any]) -> Tokenizer:
     """Writes a small network with the weights of the golden cases. `about` describes its labels."""
-    vocabulary, settings = (cases.NETWORKS | families.NETWORKS)[network]
+    vocabulary, settings = NETWORKS[network]
     copy_vocabulary(vocabulary, directory)
     tokenizer = Tokenizer.from_directory(directory)
     labels = about if task == "classify" else {}
@@ -241,8 +226,7 @@ def row_of(model: Any) -> Callable[[Encoding], Row]:
     return row
 
 
-@pytest.mark.parametrize("task", list(AUTO))
-@pytest.mark.parametrize("network", [*cases.NETWORKS, *families.NETWORKS])
+@pytest.mark.parametrize(("network", "task"), first(product(NETWORKS, AUTO), *zip(NETWORKS, cycle(AUTO), strict=False)))
 def test_converted_checkpoint_equals_pipeline(network: str, task: Any, tmp_path: Path) -> None:
     """The tokenizer, the network and the task are all ours. The checkpoint is written by transformers."""
     tokenizer = save_checkpoint(tmp_path, network, task, {"id2label": dict(enumerate(LABELS))})
@@ -265,7 +249,7 @@ def test_converted_checkpoint_equals_pipeline(network: str, task: Any, tmp_path:
         np.testing.assert_allclose([a["score"] for a in answers][: len(scores)], scores, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("network", kinds.NAMES)
+@pytest.mark.parametrize("network", first(kinds.NAMES, "distilbert"))
 def test_every_kind_of_classifier_equals_pipeline(network: str, tmp_path: Path) -> None:
     """The configuration of the checkpoint decides: one label or several, and the problem, which may be missing."""
     every = [one for one in golden("classify-kinds", kinds.classify()) if one[0].network == network]

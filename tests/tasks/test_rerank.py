@@ -28,6 +28,7 @@ from tests.support.sentence_checkpoints import edit, save_encoder, save_transfor
 from tests.support.task_requests import MAX_TOKENS, manifest, rejection
 from tests.support.tiers import first
 
+SIGMOID, IDENTITY = nn.Sigmoid(), nn.Identity()
 QUERY = "A warm film?"
 POSITIONS = 64  # of the small network
 TEXTS = ["It was warm.", "서울의 봄은 짧다.", "emoji 😀 only", "long words " * 60, "no"]
@@ -46,7 +47,7 @@ def answers(source: Path, out: Path, *parameters: dict[str, Any]) -> list[Any]:
     return respond(load_model(artifact.path, "onnx_cpu"), bodies)
 
 
-@pytest.mark.parametrize("activation", [None, nn.Sigmoid(), nn.Identity()])
+@pytest.mark.parametrize("activation", first([None, SIGMOID, IDENTITY], None, SIGMOID))
 def test_scores_equal_those_of_a_cross_encoder(activation: Any, tmp_path: Path) -> None:
     source = save_transformer(tmp_path / "model", labels=1)
     model = CrossEncoder(str(source), device="cpu", activation_fn=activation)
@@ -62,8 +63,8 @@ def test_scores_equal_those_of_a_cross_encoder(activation: Any, tmp_path: Path) 
     assert [one["score"] for one in raw] == pytest.approx(sorted(logits.tolist(), reverse=True)[:2], abs=1e-5)
 
 
-@pytest.mark.parametrize("engine", ["onnx_cpu", "torch"])
-@pytest.mark.parametrize("activation", first([SIGMOID := nn.Sigmoid(), nn.Identity()], SIGMOID))
+@pytest.mark.parametrize("engine", first(["onnx_cpu", "torch"], "onnx_cpu"))
+@pytest.mark.parametrize("activation", first([SIGMOID, IDENTITY], SIGMOID))
 def test_ranks_of_many_queries_equal_those_of_a_cross_encoder(engine: str, activation: Any, tmp_path: Path) -> None:
     """Special tokens in a text are text on both sides. CrossEncoder sorts stably too, but its batches are padded."""
     source = save_transformer(tmp_path / "model", labels=1)
@@ -90,6 +91,7 @@ def test_ranks_of_many_queries_equal_those_of_a_cross_encoder(engine: str, activ
         assert [scores[one["index"]] for one in found] == pytest.approx([one["score"] for one in found], abs=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_a_thousand_texts_get_the_scores_that_each_gets_alone(tmp_path: Path) -> None:
     """In int8, to the bit. Equal texts have equal scores, and keep the order of the request."""
     native_kernels.best()

@@ -40,7 +40,7 @@ SHAPE = Shape(
 INT8 = 0.05  # of a mean; measured: 0.001 to 0.01
 ENGINES = [
     "onnx_cpu",
-    "torch",
+    pytest.param("torch", marks=pytest.mark.exhaustive),
     pytest.param("native", marks=pytest.mark.skipif(native.best() is None, reason="there are no kernels for this CPU")),
 ]
 
@@ -241,6 +241,7 @@ def test_numbers_that_are_not_finite_are_an_error(fp32: Artifact) -> None:
     assert outcome.code == "invalid_engine_output"  # type: ignore[union-attr]
 
 
+@pytest.mark.exhaustive
 def test_server_scores_texts(fp32: Artifact) -> None:
     """Through a worker process: the sequences and their rows are messages."""
     body = {"inputs": [*TEXTS, "a"], "partial": True, "parameters": {"return_tokens": True}}

@@ -55,21 +55,26 @@ def test_metrics_describe_a_batch_its_padding_and_all_stages(artifact_dir):
     assert total(series, ACCEPTED, model="tiny-qa") == 0
 
 
-async def test_clients_cannot_create_series(artifact_dir):
+@pytest.fixture(scope="module")
+def server(artifact_dir):
+    with serving(artifact_dir) as process:
+        yield process
+
+
+async def test_clients_cannot_create_series(server):
     """Random paths, methods, models, ids and keys leave the set of series as it was."""
     draw = random.Random(7)
 
     def word() -> str:
         return "".join(draw.choices("abcdefghij", k=draw.randrange(1, 30)))
 
-    with serving(artifact_dir) as server:
-        before = await scrape(server.port)
-        for _ in range(300):
-            headers = [f"X-Request-Id: {word()}", f"X-API-Key: {word()}", f"{word()}: {word()}"]
-            body = json.dumps({"inputs": word(), draw.choice(["model", word()]): word()}).encode()
-            method = draw.choice(["POST", "GET", word().upper()])
-            await ask(server.port, draw.choice(["/classify", f"/{word()}"]), body, headers, method)
-        before, after = before.keys(), (await scrape(server.port)).keys()
+    before = await scrape(server.port)
+    for _ in range(300):
+        headers = [f"X-Request-Id: {word()}", f"X-API-Key: {word()}", f"{word()}: {word()}"]
+        body = json.dumps({"inputs": word(), draw.choice(["model", word()]): word()}).encode()
+        method = draw.choice(["POST", "GET", word().upper()])
+        await ask(server.port, draw.choice(["/classify", f"/{word()}"]), body, headers, method)
+    before, after = before.keys(), (await scrape(server.port)).keys()
 
     late = "swiftlet_http_responses_total"  # its series do not exist from the start
     responses = [dict(labels) for name, labels in after if name == late]
@@ -226,18 +231,17 @@ def test_scrape_fails_in_time_if_the_event_loop_is_blocked(artifact_dir, monkeyp
         assert admin.get("/metrics").status_code == 200
 
 
-async def test_malformed_requests_are_counted_as_refused(artifact_dir):
+async def test_malformed_requests_are_counted_as_refused(server):
     """The application never sees these requests."""
+    before = await scrape(server.port)
+    for bad in (b"GET / HTTP/1.1\r\n\r\n", b"nonsense\r\n\r\n"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(bad)
+        await reader.read()
+        writer.close()
+    series = await scrape(server.port)
 
-    with serving(artifact_dir) as server:
-        for bad in (b"GET / HTTP/1.1\r\n\r\n", b"nonsense\r\n\r\n"):
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(bad)
-            await reader.read()
-            writer.close()
-        series = await scrape(server.port)
-
-    assert total(series, REFUSED, reason="bad_framing") == 2
+    assert total(series, REFUSED, reason="bad_framing") - total(before, REFUSED, reason="bad_framing") == 2
 
 
 def test_servers_that_share_a_port_count_separately_on_their_admin_ports(artifact_dir):
@@ -257,11 +261,3 @@ def test_servers_that_share_a_port_count_separately_on_their_admin_ports(artifac
     counts = [total(series, FINISHED, outcome="answered") for series in both]
     assert sum(counts) == 60
     assert min(counts) > 0  # the kernel distributes connections
-
-
-def test_server_warns_if_it_shares_a_port_without_an_admin_port(artifact_dir):
-    with serving(artifact_dir, "--reuse-port", "true") as server:
-        server.stop()
-        server.wait()
-
-    assert "a request for /metrics reaches any of the servers" in server.stderr

@@ -309,7 +309,7 @@ def trained(tmp_path_factory) -> Iterator[Callable[[str], list[Artifact]]]:
         yield train
 
 
-@pytest.mark.parametrize("name", first(MAKERS, "albert-qa", "gpt", "mobilebert-meaning"))
+@pytest.mark.parametrize("name", first(MAKERS, "gpt", "mobilebert-meaning"))
 def test_shipped_recipes_make_artifacts_that_can_be_served(trained, name):
     artifacts = trained(name)
 

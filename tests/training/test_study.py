@@ -12,8 +12,9 @@ from swiftlet_serve.cli.main import main
 from swiftlet_train.downstream import score_checkpoints
 from swiftlet_train.loop.learning_curve import read_curve
 from swiftlet_train.recipe import RecipeError
-from swiftlet_train.run_study import STUDIES, run_study
+from swiftlet_train.run_study import STUDIES
 from swiftlet_train.study import read_study
+from tests.support.training import SILENT
 
 STUDY = """
 name = "depth"
@@ -142,17 +143,11 @@ def test_study_command_compares_checkpoints_by_a_task(project, tmp_path):
     places = [tmp_path / "runs/moods" / name / "tokenizer.json" for name in ("masked", "causal")]
     assert places[0].read_bytes() == places[1].read_bytes()
 
-
-def test_checkpoint_scores_count_the_operations_up_to_the_checkpoint(project, tmp_path):
-    (tmp_path / "moods.toml").write_text(DOWNSTREAM, "utf-8")
     study = read_study(tmp_path / "moods.toml")
-    places = project / "data", tmp_path / "runs", tmp_path
-    run_study(str(tmp_path / "moods.toml"), *places, lambda text: None)
     found = score_checkpoints(
-        study, study.downstream, project / "data", tmp_path / "runs/moods", lambda text: None, torch.device("cpu")
+        study, study.downstream, project / "data", tmp_path / "runs/moods", SILENT, torch.device("cpu")
     )
     (*_, last) = read_curve(tmp_path / "runs/moods/causal/losses.csv")
-
     assert [one.step for one in found] == [0, 2, 4, 0, 4, 8]
     assert [one.operations for one in found if one.variant == "causal"] == [0, last.flops / 2, last.flops]
 

@@ -23,6 +23,7 @@ from swiftlet_train import run_recipe as recipe_module
 from swiftlet_train.pretraining.pretrain import hash_parameters, pretrain
 from swiftlet_train.recipe import RecipeError
 from swiftlet_train.run_recipe import run_recipe
+from tests.support.tiers import first
 from tests.support.training import BODIES, SILENT, answer_requests
 
 
@@ -81,22 +82,20 @@ def test_run_recipe_trains_an_accurate_classifier(trained):
     assert trained[0][0].card()["scores"]["int8"]["accuracy"]["value"] >= 90
 
 
-def test_run_recipe_distils_tasks_and_does_not_repeat_completed_runs(trained, project, tmp_path, monkeypatch):
+def test_run_recipe_distils_a_task_and_does_not_repeat_completed_runs(trained, project, tmp_path, monkeypatch):
     text = (project / "tiny.toml").read_text("utf-8")
-    table = (
-        "\n[finetuning.{}.distillation]\nhard_label_weight = 0.25\nteacher_epochs = 2\nteacher_learning_rate = 1e-3\n"
-    )
+    table = "\n[finetuning.tiny-mood.distillation]\nhard_label_weight = 0.25\nteacher_epochs = 2\n"
+    table += "teacher_learning_rate = 1e-3\n"
     text = text.replace("epochs = 8", 'epochs = 8\nalso_evaluate = ["moods.tsv"]')
     (project / "data/moods.tsv").write_text("label\ttext\n1\tthe rain\n0\tthe snow\n1\train\n", "utf-8")
-    (tmp_path / "tiny.toml").write_text(text + table.format("tiny-mood") + table.format("tiny-qa"), "utf-8")
+    (tmp_path / "tiny.toml").write_text(text + table, "utf-8")
     monkeypatch.setattr(recipe_module, "release", partial(release, max_loss=100))
-    arguments = (("tiny-mood", "tiny-qa"), project / "data", tmp_path / "runs", tmp_path / "out")
+    arguments = (("tiny-mood",), project / "data", tmp_path / "runs", tmp_path / "out")
     reports: list[str] = []
-    moods, asked = (artifact.card() for artifact in run_recipe(str(tmp_path / "tiny.toml"), *arguments, reports.append))
+    (artifact,) = run_recipe(str(tmp_path / "tiny.toml"), *arguments, reports.append)
+    moods = artifact.card()
 
-    assert [card["taught_by"] for card in (moods, asked)] == [
-        "tiny_teacher_of_the_tests, fine-tuned on the same labelled examples"
-    ] * 2
+    assert moods["taught_by"] == "tiny_teacher_of_the_tests, fine-tuned on the same labelled examples"
     plan = {"hard_label_weight": 0.25, "temperature": 2.0, "teacher_epochs": 2, "teacher_learning_rate": 1e-3}
     assert moods["finetuning"]["distillation"].items() >= plan.items()
     assert not any(moods["finetuning"]["distillation"][name] for name in ("init_from_teacher", "task_teacher"))
@@ -111,6 +110,7 @@ def test_run_recipe_distils_tasks_and_does_not_repeat_completed_runs(trained, pr
     assert not any("step" in line or "logits" in line for line in again)
 
 
+@pytest.mark.exhaustive
 def test_run_recipe_shares_a_task_teacher_whose_engine_labels_the_texts(trained, project, tmp_path, monkeypatch):
     """Two students learn from one teacher, which is trained once and can be evaluated."""
     text = (project / "tiny.toml").read_text("utf-8")
@@ -143,6 +143,7 @@ teacher_engine = "native"
     assert logits.shape[1] == len(first.manifest.labels)
 
 
+@pytest.mark.exhaustive
 def test_card_tells_both_stages_of_a_model_that_continues_another(project, tmp_path, monkeypatch):
     monkeypatch.setattr(recipe_module, "release", partial(release, max_loss=100))
     text = (project / "tiny.toml").read_text("utf-8")
@@ -285,6 +286,7 @@ teacher_engine = "native"
     return student, load_model(tmp_path / "runs/task-teachers/shared/artifact", "onnx_cpu")
 
 
+@pytest.mark.exhaustive
 def test_run_recipe_judges_pairs_by_a_teacher_on_an_engine(project, tmp_path):
     relations = {"snow": "entailment", "rain": "contradiction"}
     pairs = [{"premise": "the", "hypothesis": word, "label": name} for word, name in relations.items()]
@@ -383,12 +385,16 @@ max_tokens = 32
 
 @pytest.mark.parametrize(
     "change",
-    [
-        ("steps = 12", "steps = 11"),
-        ("num_hidden_layers = 2", "num_hidden_layers = 1"),
-        ("epochs = 8", "epochs = 1"),
-        ('"mood.tsv" = 1000', '"mood.tsv" = 9'),
-    ],
+    first(
+        [
+            (("steps = 12", "steps = 11"),),
+            (("epochs = 8", "epochs = 1"),),
+            (("num_hidden_layers = 2", "num_hidden_layers = 1"),),
+            (('"mood.tsv" = 1000', '"mood.tsv" = 9'),),
+        ],
+        (("steps = 12", "steps = 11"),),
+        (("epochs = 8", "epochs = 1"),),
+    ),
 )
 def test_run_recipe_rejects_the_runs_of_a_changed_recipe(trained, project, tmp_path, change):
     text = (project / "tiny.toml").read_text("utf-8")
@@ -406,6 +412,7 @@ def test_run_recipe_rejects_the_runs_of_a_changed_recipe(trained, project, tmp_p
         )
 
 
+@pytest.mark.exhaustive
 def test_run_recipe_initialises_from_other_recipes(pretrained, project, tmp_path):
     text, _, _ = (project / "tiny.toml").read_text("utf-8").partition("[finetuning")
     text = text.replace("learning_rate = 1e-3", f'learning_rate = 1e-12\ninit_from_recipe = "{project / "tiny.toml"}"')
@@ -434,6 +441,7 @@ def write_successor(project, path, artifact: str, name: str = "tiny-qa", change:
     return str(path / "next.toml")
 
 
+@pytest.mark.exhaustive
 def test_run_recipe_starts_from_an_artifact(trained, project, tmp_path, monkeypatch):
     source = trained[0][1]
     recipe = write_successor(project, tmp_path, str(source.path))

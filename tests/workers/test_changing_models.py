@@ -17,6 +17,7 @@ from swiftlet_serve.workers.process_executor import ProcessExecutor
 from swiftlet_serve.workers.worker_process import WorkerProcess
 from tests.support.artifacts import make_artifact
 from tests.support.fakes import PATIENCE_S, encoding
+from tests.support.tiers import first
 from tests.support.workers import MODEL, ask, opened, pid, rows, start, until
 
 
@@ -33,7 +34,7 @@ async def ask_other(executor: ProcessExecutor, *tags: int) -> list[object]:
     return [one.tolist() for one in outcomes]
 
 
-@pytest.mark.parametrize("spare", [True, False])
+@pytest.mark.parametrize("spare", first([True, False], True))
 async def test_added_model_answers_beside_the_first_and_can_be_removed(spare, directory, other):
     async with opened(start(directory, spare=spare)) as executor:
         await executor.add_model("other@2", other / "other")
@@ -72,7 +73,7 @@ async def test_process_that_loads_runs_no_calls(directory, other, monkeypatch):
         assert await ask_other(executor, 5) == rows(5)
 
 
-@pytest.mark.parametrize("lost", ["serving", "spare"])
+@pytest.mark.parametrize("lost", first(["serving", "spare"], "serving"))
 async def test_process_that_is_lost_while_models_change_is_replaced(lost, directory, other, monkeypatch):
     async with opened(start(directory, spare=True)) as executor:
         supervisor = executor.supervisor
@@ -112,7 +113,7 @@ async def test_later_processes_have_the_added_model_and_not_the_removed_one(dire
         assert [report.name for report in executor.supervisor.serving.reports.values()] == [MODEL, "other"]
 
 
-@pytest.mark.parametrize("spare", [True, False])
+@pytest.mark.parametrize("spare", first([True, False], True))
 async def test_model_that_cannot_be_loaded_changes_nothing(spare, directory, other):
     (other / "refuse").touch()
 
@@ -168,7 +169,10 @@ async def test_cancelled_load_leaves_no_model_behind(directory, other):
         assert await ask_other(executor, 5) == rows(5)
 
 
-@pytest.mark.parametrize("message", [b"[]", b"{}", b'{"index": 9, "kind": "SetupError", "message": ""}', b"7", b"{"])
+NONSENSE = [b"[]", b"{}", b'{"index": 9, "kind": "SetupError", "message": ""}', b"7", b"{"]
+
+
+@pytest.mark.parametrize("message", first(NONSENSE, b"[]", b"{"))
 async def test_process_that_sends_nonsense_is_lost(message, directory):
     async with opened(start(directory, spare=False)) as executor:
         process = executor.supervisor.serving

@@ -19,6 +19,7 @@ from swiftlet_serve.workers.device_executor import DeviceExecutor
 from swiftlet_serve.workers.process_executor import ProcessExecutor
 from tests.support.engines.faulty import ONCE
 from tests.support.fakes import PATIENCE_S, Scheduler, encoding, submit
+from tests.support.tiers import first
 from tests.support.workers import MODEL, ask, far_deadline, opened, rows, until
 
 
@@ -154,7 +155,8 @@ async def test_calls_wait_for_any_device_if_all_are_lost():
         await start_call(executor, 5)
 
 
-def test_no_call_is_forgotten_and_no_device_gets_too_many():
+@pytest.mark.parametrize("seeds", first([range(10), range(10, 40)], range(10)), ids=["first", "more"])
+def test_no_call_is_forgotten_and_no_device_gets_too_many(seeds):
     async def scenario(seed: int) -> None:
         chance = random.Random(seed)
         devices = [FakeDevice(chance.randint(2, 4), chance.choice([None, 1, 2])) for _ in range(chance.randint(1, 4))]
@@ -183,7 +185,7 @@ def test_no_call_is_forgotten_and_no_device_gets_too_many():
         assert all(call.exception() is None or isinstance(call.exception(), WorkerLost) for call in calls)
         assert [(device.tokens, device.calls.total()) for device in executor.devices] == [(0, 0)] * len(devices)
 
-    for seed in range(40):
+    for seed in seeds:
         asyncio.run(scenario(seed))
 
 

@@ -23,6 +23,7 @@ from swiftlet_serve.workers.process_executor import ProcessExecutor
 from swiftlet_serve.workers.thread_executor import ThreadExecutor
 from tests.support.engines.faulty import CRASH, EXIT, FEW, HANG, NAN, ONCE, RAISE, SEIZE
 from tests.support.fakes import PATIENCE_S, Scheduler, encoding, row_of, submit
+from tests.support.tiers import first
 from tests.support.workers import MODEL, alive, ask, far_deadline, opened, outcomes_of, pid, rows, start, until
 
 
@@ -45,7 +46,7 @@ async def test_call_is_sent_before_the_event_loop_runs_again(directory):
         assert (await call).outcomes[0].tolist() == row_of(1).tolist()
 
 
-@pytest.mark.parametrize("how", [CRASH, EXIT])
+@pytest.mark.parametrize("how", first([CRASH, EXIT], CRASH))
 async def test_every_running_call_is_suspect_if_the_worker_dies(how, directory):
     async with opened(start(directory)) as executor:
         lost = pid(executor)
@@ -60,7 +61,7 @@ async def test_every_running_call_is_suspect_if_the_worker_dies(how, directory):
         assert pid(executor) != lost
 
 
-@pytest.mark.parametrize("how", [HANG, SEIZE])
+@pytest.mark.parametrize("how", first([HANG, SEIZE], SEIZE))
 async def test_only_the_overdue_call_is_suspect_if_the_worker_is_killed(how, directory):
     async with opened(start(directory)) as executor:
         lost = pid(executor)
@@ -89,9 +90,10 @@ async def test_suspended_machine_does_not_count_as_a_hang(directory):
         assert pid(executor) == paused
 
 
-@pytest.mark.parametrize(
-    "result", [b"", b"no", messages.pack_result(9, BatchResult([row_of(1)], 0.0))[messages.HEADER_BYTES :]]
-)
+WRONG_RESULTS = [b"", b"no", messages.pack_result(9, BatchResult([row_of(1)], 0.0))[messages.HEADER_BYTES :]]
+
+
+@pytest.mark.parametrize("result", first(WRONG_RESULTS, b"no"))
 async def test_invalid_result_or_result_of_another_call_ends_the_worker(result, directory, monkeypatch):
     unpack = messages.unpack_result
 
@@ -106,7 +108,7 @@ async def test_invalid_result_or_result_of_another_call_ends_the_worker(result, 
         assert pid(executor) != lost
 
 
-@pytest.mark.parametrize("name", ["albert-sst2", "mobilebert-qa", "albert-fill-mask"])
+@pytest.mark.parametrize("name", first(["albert-sst2", "mobilebert-qa", "albert-fill-mask"], "mobilebert-qa"))
 async def test_worker_and_thread_return_bit_equal_rows(name):
     artifact = open_artifact(BUNDLED / name)
     with np.load(artifact.file(GOLDEN)) as file:
@@ -131,7 +133,7 @@ async def test_worker_and_thread_return_bit_equal_rows(name):
 # With the scheduler
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", first([1, 2], 2))
 async def test_only_the_sequence_that_crashes_the_worker_fails(size, directory):
     async with opened(start(directory, size)) as executor:
         tags = [*range(10), CRASH, *range(10, 15)]

@@ -90,7 +90,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("tag", [1, HANG, SEIZE], ids=["idle", "hangs", "hangs with the GIL"])
+@pytest.mark.parametrize("tag", first([1, HANG, SEIZE], 1, SEIZE), ids=["idle", "hangs", "hangs with the GIL"])
 def test_worker_ends_with_its_parent(tag, directory):
     command = [sys.executable, "-c", PARENT, str(directory / MODEL), str(tag)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -43,6 +43,7 @@ def test_load_returns_a_report_of_each_model(directory):
     assert report.probe[:2] == [[2, 9, 3], [0, 0, 0]]
 
 
+@pytest.mark.exhaustive
 def test_load_raises_the_error_of_the_process(directory):
     (directory / "refuse").touch()
     with spawned(directory, []) as worker, pytest.raises(ArtifactError, match="the file `refuse` exists"):

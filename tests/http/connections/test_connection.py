@@ -53,7 +53,7 @@ async def test_connection_leaves_pipelined_bytes_in_the_kernel():
         client.send(GET + b"\r\n" + (GET + b"\r\n") * 1_000_000)  # 26 MB
         await service.gate.called.acquire()
         (connection,) = service.table.connections
-        await until_stable(lambda: len(connection.unread))
+        await until_stable(connection)
         assert len(connection.unread) < 1 << 20
         assert service.gate.requests == [b"GET|/|host|"]
 

@@ -282,6 +282,7 @@ def test_hugging_face(server, servers, own):
     assert found == {}
 
 
+@pytest.mark.exhaustive
 def test_hugging_face_in_javascript(servers, own, tmp_path):
     npm, node = shutil.which("npm"), shutil.which("node")
     if npm is None or node is None:
@@ -297,6 +298,7 @@ def test_hugging_face_in_javascript(servers, own, tmp_path):
     assert found == {}
 
 
+@pytest.mark.exhaustive
 def test_cohere(servers, own):
     for name, found in run("cohere_python", servers).items():
         check(name, found, own)

@@ -8,14 +8,12 @@ import pytest
 
 from swiftlet_serve.tasks._requests import MAX_INPUTS
 from tests.support.apps import SECRET
+from tests.support.hostile_dialects import tensor
 
 LONG = "film " * 200
+INFER = "/v2/models/classify/infer"
 NOUL = {"q": {"type": "noul", "instructions": "Is it good?"}}
 CHOICE = {"type": "choice", "instructions": "Which?", "choices": [{"value": "good"}, {"value": "bad"}]}
-
-
-def tensor(*texts: str, name: str = "text") -> dict[str, Any]:
-    return {"name": name, "shape": [len(texts)], "datatype": "BYTES", "data": list(texts)}
 
 
 def sentence(response: Any) -> str:
@@ -55,13 +53,13 @@ TOO_LONG: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     ),
     (
         "/v2/models/classify/infer",
-        {"inputs": [tensor("a", LONG)], "parameters": {"truncation": False}},
+        {"inputs": [tensor("text", "a", LONG)], "parameters": {"truncation": False}},
         "/inputs/0/data/1",
         {"parameters": {"truncation": True}},
     ),
     (
         "/v2/models/rerank/infer",
-        {"inputs": [tensor("a", name="query"), tensor("b", LONG, name="texts")], "parameters": {"truncation": False}},
+        {"inputs": [tensor("query", "a"), tensor("texts", "b", LONG)], "parameters": {"truncation": False}},
         "/inputs/1/data/1",
         {"parameters": {"truncation": True}},
     ),
@@ -124,7 +122,7 @@ BLANKS: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/models/qa:predict", {"instances": [{"question": " ", "context": "a"}]}, "/instances/0/question"),
     (
         "/v2/models/qa/infer",
-        {"inputs": [tensor("a", name="context"), tensor("b", " ", name="question")]},
+        {"inputs": [tensor("context", "a"), tensor("question", "b", " ")]},
         "/inputs/1/data/1",
     ),
 ]
@@ -161,8 +159,16 @@ def test_blank_text_in_a_list_is_named_by_its_index(
         ("/rerank", {"query": "a", "texts": MANY}, "/texts has more than 1000 items."),
         ("/predict", {"inputs": [["a"], []]}, "An input is neither a text nor a pair of texts."),
         ("/v1/models/classify:predict", {"instances": MANY}, f"/instances has more than {MAX_INPUTS} items."),
-        ("/v2/models/classify/infer", {"inputs": [tensor(*MANY)]}, f"/inputs/0/data has more than {MAX_INPUTS} items."),
-        ("/v2/models/classify/infer", {"inputs": [tensor("a")], "parameters": {"top_k": 0}}, "/parameters/top_k must"),
+        (
+            "/v2/models/classify/infer",
+            {"inputs": [tensor("text", *MANY)]},
+            f"/inputs/0/data has more than {MAX_INPUTS} items.",
+        ),
+        (
+            "/v2/models/classify/infer",
+            {"inputs": [tensor("text", "a")], "parameters": {"top_k": 0}},
+            "/parameters/top_k must",
+        ),
     ],
 )
 def test_invalid_value_is_described_with_its_place_and_limit(

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, Response, expect
+from playwright.sync_api import Page, Response, expect
 
 from swiftlet_serve.errors import SwiftletError
 from swiftlet_serve.http import playground as files
@@ -22,9 +20,10 @@ from swiftlet_serve.http.gate.api_keys import make_key
 from swiftlet_serve.telemetry.request_stats import MAX_RECENT, ModelStats, RequestStats
 from swiftlet_serve.telemetry.snapshot import QueueState, Snapshot
 from tests.support.apps import TASKS
-from tests.support.browsing import chromium, locate
+from tests.support.browsing import locate, visiting
 from tests.support.fakes import PATIENCE_S
-from tests.support.processes import Process, serving
+from tests.support.processes import serving
+from tests.support.tiers import first
 
 SOURCES = {path.name: path.read_text("utf-8") for path in files.DIRECTORY.iterdir() if path.suffix in files.MEDIA_TYPES}
 
@@ -147,45 +146,8 @@ def test_cors_exposes_the_headers_that_the_playground_shows():
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium(str(locate())) as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
-def server(artifact_dir: Path) -> Iterator[Process]:
-    models = ",".join(str(artifact_dir / f"tiny-{task}") for task in TASKS)
-    with serving(artifact_dir, "--models", models) as server:
-        yield server
-
-
-@pytest.fixture
-def opened(browser: Browser, server: Process) -> Iterator[Page]:
-    with visiting(browser, server.url) as page:
-        page.locator("#served").wait_for()
-        yield page
-
-
-@contextmanager
-def visiting(browser: Browser, url: str, **options: Any) -> Iterator[Page]:
-    """Opens the page. Asserts at the end that it requested no other host and broke no policy."""
-    context = browser.new_context(**{"locale": "en-GB"} | options)
-    context.set_default_timeout(1000 * PATIENCE_S)
-    page = context.new_page()
-    host = url.split("#")[0]
-    violations: list[str] = []
-    requests: list[str] = []
-    page.on("pageerror", lambda error: violations.append(str(error)))
-    page.on("console", lambda message: violations.append(message.text) if "Content Security" in message.text else None)
-    page.on("request", lambda request: requests.append(request.url))
-    page.on("dialog", lambda dialog: violations.append(dialog.message))
-    try:
-        page.goto(url)
-        yield page
-    finally:
-        context.close()
-    assert violations == []
-    assert [one for one in requests if not one.startswith((host, f"blob:{host}"))] == []
+def models(artifact_dir: Path) -> str:
+    return ",".join(str(artifact_dir / f"tiny-{task}") for task in TASKS)
 
 
 def ask(page: Page, task: str, **fields: str) -> Response:
@@ -385,7 +347,9 @@ def test_page_can_be_used_by_keyboard(opened):
 
 @in_a_browser
 @pytest.mark.parametrize(
-    ("scheme", "width", "tasks"), [("light", 1200, TASKS), ("dark", 320, TASKS[:2])], ids=["light", "dark"]
+    ("scheme", "width", "tasks"),
+    first([("light", 1200, TASKS), ("dark", 320, TASKS[:2])], ("dark", 320, TASKS[:2])),
+    ids=["light", "dark"],
 )
 def test_page_is_accessible(scheme, width, tasks, browser, server):
     """By the rules of axe-core, contrast included, with an error and with results."""

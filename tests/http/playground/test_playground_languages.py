@@ -10,10 +10,10 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from tests.http.playground.test_playground import ask, in_a_browser, result, visiting
+from tests.http.playground.test_playground import ask, in_a_browser, result
 from tests.support.artifacts import HEADS, make_artifact, reseal
-from tests.support.browsing import chromium, locate
-from tests.support.processes import Process, serving
+from tests.support.browsing import visiting
+from tests.support.processes import Process
 from tests.support.tiers import first
 
 KOREAN = "지루하고 최악의 영화였다"
@@ -30,28 +30,12 @@ pytestmark = in_a_browser
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium(str(locate())) as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("models")
     paths = [
         reseal(make_artifact(directory, "classify", name), languages=languages) for name, languages in MODELS.items()
     ]
-    paths += [make_artifact(directory, task).path for task in HEADS if task != "classify"]
-    models = ",".join(map(str, paths))
-    with serving(directory, "--models", models) as server:
-        yield server
-
-
-@pytest.fixture
-def opened(browser: Browser, server: Process) -> Iterator[Page]:
-    with visiting(browser, server.url) as page:
-        page.locator("#served").wait_for()
-        yield page
+    return ",".join(map(str, [*paths, *(make_artifact(directory, task).path for task in HEADS if task != "classify")]))
 
 
 @pytest.fixture

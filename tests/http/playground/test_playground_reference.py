@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from swiftlet_serve.http.gate.api_keys import make_key
-from tests.http.playground.test_playground import in_a_browser, visiting
+from tests.http.playground.test_playground import in_a_browser
 from tests.support.artifacts import HEADS, make_artifact
-from tests.support.browsing import chromium, locate
+from tests.support.browsing import visiting
 from tests.support.processes import Process, serving
 from tests.support.tiers import first
 
@@ -22,21 +21,9 @@ pytestmark = in_a_browser
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium(str(locate())) as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("models")
     return ",".join(str(make_artifact(directory, task).path) for task in HEADS)
-
-
-@pytest.fixture(scope="module")
-def server(models: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    with serving(tmp_path_factory.mktemp("server"), "--models", models) as server:
-        yield server
 
 
 def open_reference(page: Page) -> Any:

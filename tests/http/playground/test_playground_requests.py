@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,12 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from swiftlet_serve.http.gate.api_keys import make_key
-from tests.http.playground.test_playground import ask, in_a_browser, result, visiting
+from tests.http.playground.test_playground import ask, in_a_browser, result
 from tests.support.artifacts import make_artifact
-from tests.support.browsing import chromium, locate
+from tests.support.browsing import visiting
 from tests.support.fakes import PATIENCE_S
 from tests.support.processes import Process, serving
+from tests.support.tiers import first
 
 SERVED = ("classify", "embed", "score", "entities", "fill-mask", "qa")
 HOSTILE = 'it\'s "so" $HOME `id` \\n %s 🙂 {x}\nsecond line <b>'
@@ -34,29 +34,10 @@ pytestmark = in_a_browser
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium(str(locate())) as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("models")
-    first = [str(make_artifact(directory, task).path) for task in SERVED]
-    return ",".join([*first, str(make_artifact(directory, "classify", "other-classify").path)])
-
-
-@pytest.fixture(scope="module")
-def server(models: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    with serving(tmp_path_factory.mktemp("server"), "--models", models) as server:
-        yield server
-
-
-@pytest.fixture
-def opened(browser: Browser, server: Process) -> Iterator[Page]:
-    with visiting(browser, server.url) as page:
-        page.locator("#served").wait_for()
-        yield page
+    served = [str(make_artifact(directory, task).path) for task in SERVED]
+    return ",".join([*served, str(make_artifact(directory, "classify", "other-classify").path)])
 
 
 def unfold(page: Page, task: str, part: str) -> Any:
@@ -93,7 +74,7 @@ def run_code(page: Page, task: str, language: str, **variables: str) -> Any:
     return json.loads(ran.stdout)
 
 
-@pytest.mark.parametrize("language", RUNNERS)
+@pytest.mark.parametrize("language", first(RUNNERS, "JavaScript", "Python"))
 def test_code_sends_the_request_of_the_form(language: str, opened: Page) -> None:
     if shutil.which(RUNNERS[language][0]) is None:
         pytest.skip(f"{RUNNERS[language][0]} is not installed")

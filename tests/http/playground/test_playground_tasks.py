@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
-from tests.http.playground.test_playground import ask, in_a_browser, result, visiting
+from tests.http.playground.test_playground import ask, in_a_browser, result
 from tests.support.artifacts import make_artifact
-from tests.support.browsing import chromium, locate
-from tests.support.processes import Process, serving
 
 OTHERS = ("entities", "zero-shot", "embed", "rerank", "score")
 LINES = ["Rain is wet. 🌧", "Bees waggle.", "꿀벌은 춤춘다"]
@@ -20,24 +16,9 @@ pytestmark = in_a_browser
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium(str(locate())) as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("others")
-    models = ",".join(str(make_artifact(directory, task).path) for task in OTHERS)
-    with serving(directory, "--models", models) as server:
-        yield server
-
-
-@pytest.fixture
-def opened(browser: Browser, server: Process) -> Iterator[Page]:
-    with visiting(browser, server.url) as page:
-        page.locator("#served").wait_for()
-        yield page
+    return ",".join(str(make_artifact(directory, task).path) for task in OTHERS)
 
 
 def names(page: Page, task: str) -> list[str]:

@@ -15,7 +15,6 @@ import torch
 
 from loadtest.int8_networks import reading_all, unrolled
 from swiftlet_models.artifact import ACTIVATIONS, open_artifact
-from swiftlet_models.encodings import Encoding
 from swiftlet_models.folded import Folded, FoldingError, Product
 from swiftlet_models.graphs.ragged import Multiplier, in_fp32, in_int8, in_mixed, in_signed, of_int8, ragged
 from swiftlet_models.program import WORDS, Attend, Block, Gate, LookUp, Multiply, Norm, Place, Program, Read, Rotate
@@ -32,6 +31,7 @@ from tests.support.native_kernels import (
     encoding,
     folded,
     network,
+    rows_of,
     run_folded,
     torch_rows,
     variant,
@@ -56,10 +56,6 @@ def flags() -> set[str]:
 
 def nodes(network: Folded, multiply: Multiplier) -> Sequence[onnx.NodeProto]:
     return onnx.load_from_string(ragged(network, multiply)).graph.node
-
-
-def rows_of(engine: RaggedOnnx, encodings: list[Encoding]) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(engine.run(Batch.of(encodings))))
 
 
 @pytest.mark.parametrize(("multiply", "off"), [(in_fp32, FP32), (in_int8, INT8), (in_mixed, INT8), SIGNED])

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import product
+from operator import itemgetter
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from swiftlet_serve.types.topk import Ranked, Scored
 from tests.support.checkpoints import Task, randomise, relative_error
 from tests.support.native_kernels import VARIANTS, encoding, run_folded, variant
 from tests.support.networks import CONFIGS, NETWORKS, VOCABULARY, network
+from tests.support.tiers import first_of_each
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
@@ -71,7 +73,7 @@ def computed(own: Network, batch: Batch) -> torch.Tensor:
         return own(Layout.of(batch))
 
 
-@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+@pytest.mark.parametrize(("architecture", "task"), first_of_each(NETWORKS, itemgetter(0)))
 def test_ragged_network_computes_the_rows_of_the_padded_one(architecture, task):
     batch = Batch.of(sequences(task))
     expected = np.concatenate(PaddedTorch(network(architecture, task), CPU).run(batch))
@@ -87,7 +89,7 @@ def test_ragged_network_computes_networks_without_positions_and_with_windows(nam
     assert relative_error(computed(Network(given, CPU, torch.float32), batch), expected) <= 1e-5
 
 
-@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+@pytest.mark.parametrize(("architecture", "task"), first_of_each(NETWORKS, itemgetter(0)))
 def test_a_row_does_not_depend_on_its_batch(architecture, task):
     own, batch = ragged(architecture, task), sequences(task)
     together = computed(own, Batch.of(batch))
@@ -96,7 +98,7 @@ def test_a_row_does_not_depend_on_its_batch(architecture, task):
     assert relative_error(together, alone) <= 1e-5
 
 
-@pytest.mark.parametrize(("architecture", "task"), STATIC)
+@pytest.mark.parametrize(("architecture", "task"), first_of_each(STATIC, itemgetter(0)))
 def test_static_batch_computes_the_same_and_its_empty_places_change_nothing(architecture, task):
     """Attention leaves NaN in the places that no token fills."""
     own, batch = ragged(architecture, task), Batch.of(sequences(task))
@@ -108,7 +110,7 @@ def test_static_batch_computes_the_same_and_its_empty_places_change_nothing(arch
     assert relative_error(found, computed(own, batch)) <= 1e-5
 
 
-@pytest.mark.parametrize(("architecture", "task"), STATIC)
+@pytest.mark.parametrize(("architecture", "task"), first_of_each(STATIC, itemgetter(0)))
 def test_a_row_is_bit_equal_in_all_batches_of_a_bucket(architecture, task):
     batch = sequences(task)
     static = static_batch(ragged(architecture, task), Sizes(640, 16, 64))
@@ -131,8 +133,13 @@ def test_static_batch_pools_real_tokens_only(pooling):
     assert relative_error(found, computed(own, batch)) <= 1e-5
 
 
-@pytest.mark.parametrize(("make_product", "tolerance"), [(in_int8, 0.1), (in_fp8, 0.4)])
-@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+@pytest.mark.parametrize(
+    ("architecture", "task", "make_product", "tolerance"),
+    first_of_each(
+        [(*one, *product) for product in ((in_int8, 0.1), (in_fp8, 0.4)) for one in NETWORKS],
+        lambda case: case[2] if case[2] is in_fp8 else case[0],
+    ),
+)
 def test_products_of_8_bits_compute_nearly_the_same_rows(architecture, task, make_product, tolerance):
     """Whatever else is in the batch: every token has a scale of its own."""
     weights = {name: tensor.numpy() for name, tensor in network(architecture, task).state_dict().items()}

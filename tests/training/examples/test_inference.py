@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,6 +11,7 @@ from swiftlet_train.examples.inference import make_hypotheses
 from swiftlet_train.finetuning.finetune import read_examples
 from swiftlet_train.recipe import Finetuning
 from tests.support.artifacts import make_tokenizer
+from tests.support.training import write_lines
 
 TOKENIZER = make_tokenizer()
 LABELS = ("not_entailment", "entailment")
@@ -21,10 +20,6 @@ LABELS = ("not_entailment", "entailment")
 def finetuning(**train: int) -> Finetuning:
     files = {name.replace("__", "."): count for name, count in train.items()}
     return Finetuning("zero-shot", "x", (), files, method="inference", labels=LABELS, negatives=2, max_tokens=256)
-
-
-def write_lines(path: Path, *rows: dict[str, str]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
 
 
 def decode(example) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,10 +20,8 @@ from swiftlet_train.finetuning.finetune import finetune
 from swiftlet_train.finetuning.logits import task_logits
 from swiftlet_train.finetuning.task_training import MEAN
 from swiftlet_train.recipe import Finetuning, Pretraining, Recipe, RecipeError
-from tests.support.training import SILENT, make_word_tokenizer, same_state, write_squad
+from tests.support.training import BODY, SILENT, make_word_tokenizer, same_state, write_lines, write_squad
 
-BODY = {"embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-BODY |= {"intermediate_size": 64, "max_position_embeddings": 64, "hidden_dropout_prob": 0.0}
 PLACES = ("river", "mill", "town")
 
 
@@ -53,10 +50,6 @@ def tokenizer() -> Tokenizer:
 def make_model(tokenizer: Tokenizer) -> Model:
     torch.manual_seed(9)
     return build("albert", {**BODY, "vocab_size": tokenizer.vocab_size}, "embedding", embedding=MEAN)
-
-
-def write_lines(path: Path, *rows: dict[str, str]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
 
 
 def test_labels_are_partners_of_their_texts(tmp_path):

@@ -27,8 +27,7 @@ from swiftlet_train.teachers.encoders import load_own_tokenizer
 from swiftlet_train.vocabulary.pruning import SPECIALS
 from swiftlet_train.vocabulary.tokenizer_training import make_unigram
 from tests.support.artifacts import make_tokenizer
-from tests.support.tiers import first
-from tests.support.training import SILENT, teacher_package, wordpiece
+from tests.support.training import BODY, SILENT, teacher_package, wordpiece
 
 CHARACTERS = make_tokenizer()  # the student's
 WORDS = Tokenizer(json.loads(wordpiece([*SPECIALS, "ana", "rio", "left", "##s", "a", "##n"]).to_str()))
@@ -54,8 +53,6 @@ PLAN = Distillation(
     task_teacher_epochs=30,
     task_teacher_learning_rate=3e-3,
 )
-BODY = {"embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-BODY |= {"intermediate_size": 64, "max_position_embeddings": 64, "hidden_dropout_prob": 0.0}
 
 words = st.lists(st.sampled_from(["ana", "rio", "left", "lefts", "an", "\u110b\u1161\u11ab", "e\u0301"]), max_size=12)
 
@@ -134,7 +131,7 @@ def train(folder: Path, directory: Path, **changes) -> tuple[Model, Recipe]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("task_teacher", first(["", OTHER], OTHER))
+@pytest.mark.parametrize("task_teacher", ["", OTHER])
 def test_student_learns_the_predictions_of_its_teacher(folder, tmp_path, task_teacher):
     plan = replace(PLAN, task_teacher=task_teacher, hard_label_weight=0.0, init_from_teacher=True)
     model, recipe = train(
@@ -156,6 +153,7 @@ def test_student_learns_the_predictions_of_its_teacher(folder, tmp_path, task_te
     assert (right == np.concatenate([one.target for one in labelled])).mean() > 0.95
 
 
+@pytest.mark.exhaustive
 def test_two_teachers_teach_the_weighted_mean_of_their_probabilities(folder, tmp_path, monkeypatch):
     taught: list[np.ndarray] = []
     monkeypatch.setattr(finetune_module, "train_on_examples", lambda *given: taught.extend(given[2]))

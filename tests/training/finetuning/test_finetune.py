@@ -41,6 +41,7 @@ from swiftlet_train.recipe import (
 from swiftlet_train.teachers.encoders import load_own_tokenizer
 from tests.support.tiers import first
 from tests.support.training import (
+    BODY,
     PIECES,
     SILENT,
     interrupted_train,
@@ -50,10 +51,6 @@ from tests.support.training import (
     wordpiece,
     write_squad,
 )
-
-BODY = {"embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-BODY |= {"intermediate_size": 64, "max_position_embeddings": 64, "hidden_dropout_prob": 0.0}
-
 
 PLAN = Distillation(hard_label_weight=0.5, temperature=2.0, teacher_epochs=3, teacher_learning_rate=3e-3)
 
@@ -213,7 +210,7 @@ def test_finetune_learns_unlabelled_texts_from_the_teacher(folder, tokenizer, tm
     assert len([*(tmp_path / "more/teacher").glob("unlabelled-*.npy")]) == 2  # other texts need other logits
 
 
-@pytest.mark.parametrize("is_directory", [False, True])
+@pytest.mark.parametrize("is_directory", first([False, True], True))
 def test_finetune_takes_the_predictions_of_a_task_teacher(folder, tokenizer, tmp_path, is_directory):
     """The task teacher reads the texts with its own tokenizer, which has more pieces than the student's."""
     (folder / "more.txt").write_text("the quiet rain on the old town. the snow lies on the river.\n" * 3, "utf-8")
@@ -519,7 +516,10 @@ class Interrupted(Exception):
     pass
 
 
-@pytest.mark.parametrize("stage", ["teacher", "compute_logits", "write_array_atomically", "student"])
+STAGES = ["teacher", "compute_logits", "write_array_atomically", "student"]
+
+
+@pytest.mark.parametrize("stage", first(STAGES, "write_array_atomically", "student"))
 def test_finetune_resumes_to_the_result_of_an_uninterrupted_run(folder, tokenizer, tmp_path, monkeypatch, stage):
     whole = run_finetuning(recipe(), tokenizer, folder, tmp_path / "whole")
 
@@ -557,7 +557,7 @@ OTHERS = (OtherTraining(seed=2), OtherTraining(epochs=3))
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("init_from_teacher", first([False, True], True))
+@pytest.mark.parametrize("init_from_teacher", [False, True])
 def test_finetune_averages_the_trainings_of_a_task(folder, tokenizer, tmp_path, init_from_teacher):
     plan = replace(PLAN, init_from_teacher=init_from_teacher)
     alone = [
@@ -579,6 +579,7 @@ def test_finetune_averages_the_trainings_of_a_task(folder, tokenizer, tmp_path, 
     assert not list(tmp_path.glob("all/training-*/teacher"))
 
 
+@pytest.mark.exhaustive
 def test_finetune_resumes_a_further_training(folder, tokenizer, tmp_path):
     plan = recipe(averaged_with=OTHERS)
     whole = run_finetuning(plan, tokenizer, folder, tmp_path / "whole")
@@ -616,6 +617,7 @@ def test_finetune_resumes_the_steps_after_averaging(folder, tokenizer, tmp_path,
     assert {line.split(":")[0] for line in reports} == {"after averaging"}
 
 
+@pytest.mark.exhaustive
 def test_finetune_trains_the_average_for_a_few_steps(folder, tokenizer, tmp_path):
     plan = recipe(averaged_with=OTHERS, steps_after_averaging=2)
     mean = run_finetuning(recipe(averaged_with=OTHERS), tokenizer, folder, tmp_path)
@@ -638,6 +640,7 @@ def test_finetune_trains_the_average_for_a_few_steps(folder, tokenizer, tmp_path
         run_finetuning(replace(plan, finetuning={"work": other}), tokenizer, folder, tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_finetune_keeps_a_finished_run_when_trainings_are_added(folder, tokenizer, tmp_path):
     run_finetuning(recipe(), tokenizer, folder, tmp_path)
     reports: list[str] = []
@@ -667,13 +670,16 @@ def test_task_teacher_is_shared_by_students_with_one_vocabulary(folder, tokenize
 
 @pytest.mark.parametrize(
     "change",
-    [
+    first(
+        [
+            {"distillation": replace(PLAN, teacher_epochs=2)},
+            {"distillation": replace(PLAN, teacher_learning_rate=1e-3)},
+            {"train": {"mood.tsv": 39}},
+            {"batch_size": 4},
+            {"max_tokens": 31},
+        ],
         {"distillation": replace(PLAN, teacher_epochs=2)},
-        {"distillation": replace(PLAN, teacher_learning_rate=1e-3)},
-        {"train": {"mood.tsv": 39}},
-        {"batch_size": 4},
-        {"max_tokens": 31},
-    ],
+    ),
     ids=str,
 )
 def test_task_teacher_rejects_a_run_with_other_settings(folder, tokenizer, tmp_path, change):
@@ -695,7 +701,7 @@ def test_task_teacher_rejects_a_run_with_other_examples(folder, tokenizer, tmp_p
         run_finetuning(recipe(), tokenizer, tmp_path, tmp_path / "other")
 
 
-@pytest.mark.parametrize("changes", [{}, QA], ids=["classify", "qa"])
+@pytest.mark.parametrize("changes", first([{}, QA], QA), ids=["classify", "qa"])
 def test_finetune_reads_training_files_only(folder, tokenizer, tmp_path, monkeypatch, changes):
     opened: list[str] = []
     for reader in ("labelled", "questions"):
@@ -720,15 +726,16 @@ def test_finetune_rejects_a_teacher_that_cannot_read_the_input(folder, tokenizer
 
 
 BOTTLENECK = BODY | {"intra_bottleneck_size": 32, "num_hidden_layers": 2, "num_feedforward_networks": 2}
+NARROW, GROUPS = ("mobilebert", BOTTLENECK), ("albert", BODY | {"num_hidden_layers": 2, "num_hidden_groups": 2})
 
 
-@pytest.mark.parametrize("changes", [{}, QA], ids=["classify", "qa"])
 @pytest.mark.parametrize(
-    ("architecture", "shape"), [("mobilebert", BOTTLENECK), ("albert", BODY | {"num_hidden_layers": 2})]
+    ("architecture", "shape", "changes"),
+    first([(*network, changes) for network in (NARROW, GROUPS) for changes in ({}, QA)], (*NARROW, QA), (*GROUPS, {})),
+    ids=["mobilebert", "mobilebert-qa", "albert", "albert-qa"],
 )
 def test_finetune_initialises_the_student_from_the_teacher(folder, tokenizer, tmp_path, architecture, shape, changes):
     """Training is too slow to change the result, and the pre-trained model is not used."""
-    shape = shape | ({"num_hidden_groups": 2} if architecture == "albert" else {})
     distances = []
     for init in (False, True):
         untrained = {"learning_rate": 1e-9, "epochs": 1, "distillation": replace(PLAN, init_from_teacher=init)}
@@ -745,6 +752,7 @@ def test_finetune_initialises_the_student_from_the_teacher(folder, tokenizer, tm
     assert distances[1] < 0.5 * distances[0]
 
 
+@pytest.mark.exhaustive
 def test_finetune_learns_the_mean_prediction_of_two_teachers(folder, tokenizer, tmp_path, monkeypatch):
     taught: list[np.ndarray] = []
     train = finetune_module.train_on_examples
@@ -765,8 +773,7 @@ def test_finetune_learns_the_mean_prediction_of_two_teachers(folder, tokenizer, 
 FROM_MODEL = {"learning_rate": 1e-9, "epochs": 1, "distillation": replace(PLAN, init_from_model="artifact")}
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("changes", [{}, QA], ids=["classify", "qa"])
+@pytest.mark.parametrize("changes", first([{}, QA], {}), ids=["classify", "qa"])
 def test_finetune_initialises_the_student_from_another_model(folder, tokenizer, tmp_path, changes):
     """A MobileBERT starts from an ALBERT of the task. Training is too slow to change the result."""
     source = run_finetuning(recipe(learning_rate=3e-3, epochs=6, **changes), tokenizer, folder, tmp_path / "source")

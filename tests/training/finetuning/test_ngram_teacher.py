@@ -16,10 +16,8 @@ from swiftlet_train.finetuning.ngram_teacher import FOLDS, cross_fit
 from swiftlet_train.recipe import Distillation, Finetuning, Pretraining, Recipe, RecipeError
 from swiftlet_train.recipe.recipe import TokenizerTraining
 from swiftlet_train.vocabulary.pruning import SPECIALS
-from tests.support.training import SILENT, wordpiece
+from tests.support.training import BODY, SILENT, wordpiece
 
-BODY = {"embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-BODY |= {"intermediate_size": 64, "max_position_embeddings": 64, "hidden_dropout_prob": 0.0}
 MOODS = ("lonely", "warm", "quiet")
 PLACES = ("town", "hill", "river", "lane", "sea", "field", "sky")
 TEXTS = [f"the {place} is {mood}" for place in PLACES for mood in MOODS]

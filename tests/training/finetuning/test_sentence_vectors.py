@@ -23,6 +23,7 @@ from swiftlet_train.finetuning.logits import task_logits
 from swiftlet_train.finetuning.sentence_vectors import VECTORS_FILE, load_sentence_teacher
 from swiftlet_train.recipe import Finetuning, Pretraining, Recipe, RecipeError
 from tests.support.sentence_checkpoints import save_encoder
+from tests.support.tiers import first
 from tests.support.training import SILENT, interrupted_train, make_word_tokenizer, same_state, teacher_package
 
 TEACHER = "sentence_teacher_of_the_tests"
@@ -86,7 +87,7 @@ def width(folder) -> int:
 
 
 def test_finetune_learns_the_vectors_of_the_teacher(folder, tokenizer, width, tmp_path):
-    plan = recipe(width, epochs=20)
+    plan = recipe(width, epochs=10)
     reports: list[str] = []
     model = run_finetuning(plan, tokenizer, folder, tmp_path, reports.append)
     sentences = read_sentences(plan.finetuning["work"], folder)
@@ -96,9 +97,7 @@ def test_finetune_learns_the_vectors_of_the_teacher(folder, tokenizer, width, tm
     assert reports[0] == "teacher: computing the vectors of 100 sentences"
     assert " distance " in reports[-1]
     assert model.pooling == "mean"
-    before = run_finetuning(recipe(width, epochs=20, seed=2), tokenizer, folder, tmp_path / "other")
     assert mean_cosine(model, examples, vectors) > 0.95
-    assert mean_cosine(before, examples, vectors) > 0.95
     untrained = build("albert", {**plan.config, "vocab_size": tokenizer.vocab_size}, "masked_lm").encoder
     model.encoder.load_state_dict(untrained.state_dict())
     assert mean_cosine(model, examples, vectors) < 0.9
@@ -122,7 +121,7 @@ def test_finetune_computes_vectors_once(folder, tokenizer, width, tmp_path, monk
     assert same_state(first, second)
 
 
-@pytest.mark.parametrize("stage", ["vectors", "student"])
+@pytest.mark.parametrize("stage", first(["vectors", "student"], "student"))
 def test_finetune_resumes_to_the_result_of_an_uninterrupted_run(folder, tokenizer, width, tmp_path, monkeypatch, stage):
     whole = run_finetuning(recipe(width), tokenizer, folder, tmp_path / "whole")
 

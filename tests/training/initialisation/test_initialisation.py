@@ -23,6 +23,7 @@ from swiftlet_train.pretraining import knowledge_transfer
 from swiftlet_train.recipe import RecipeError
 from swiftlet_train.teachers.encoders import prune_embeddings
 from tests.support.checkpoints import SMALL, conversion, reference
+from tests.support.tiers import first
 from tests.support.training import same_state
 
 
@@ -72,8 +73,8 @@ def test_initialise_factorised_copies_the_first_covered_layer(teacher, groups, f
     initialise_factorised(student, teacher, torch.ones(211), Sample.from_sequences(ROWS))
 
     assert len(teacher.layers) == 3
-    for group, first in zip(student.encoder.groups, firsts, strict=True):
-        assert same_state(group[0], teacher.layers[first])
+    for group, layer in zip(student.encoder.groups, firsts, strict=True):
+        assert same_state(group[0], teacher.layers[layer])
 
 
 @pytest.mark.parametrize("shared", ["attention", "feed_forward"])
@@ -224,15 +225,20 @@ def test_initialise_wide_head_reproduces_the_teachers_head():
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"num_attention_heads": 2},
-        {"normalization_type": "layer_norm"},
+    first(
+        [
+            {"num_attention_heads": 2},
+            {"normalization_type": "layer_norm"},
+            {"use_bottleneck_attention": True},
+            COPIED | {"normalization_type": "no_norm"},
+            COPIED | {"num_attention_heads": 2},
+            COPIED | {"num_feedforward_networks": 2},
+            COPIED | {"intermediate_size": 97},
+        ],
         {"use_bottleneck_attention": True},
         COPIED | {"normalization_type": "no_norm"},
-        COPIED | {"num_attention_heads": 2},
-        COPIED | {"num_feedforward_networks": 2},
         COPIED | {"intermediate_size": 97},
-    ],
+    ),
 )
 def test_initialise_mobilebert_leaves_unsupported_layers_unchanged(teacher, change):
     config = {"vocab_size": 211, "hidden_size": 48, "intra_bottleneck_size": 32, "num_attention_heads": 4}

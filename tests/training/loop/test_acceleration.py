@@ -56,7 +56,7 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
     assert all(float((found[name] - expected[name]).abs().max()) <= 1e-5 * largest for name in expected)
 
 
-@pytest.mark.parametrize("architecture", ["albert", "bert", "mobilebert", "roberta"])
+@pytest.mark.parametrize("architecture", first(["albert", "bert", "mobilebert", "roberta"], "albert", "mobilebert"))
 def test_layers_without_padding_have_the_same_gradients(architecture, monkeypatch):
     model = deepcopy(network(architecture, "classify")).eval()
     expected, attended = gradients(model), []
@@ -73,7 +73,9 @@ def test_layers_without_padding_have_the_same_gradients(architecture, monkeypatc
     assert not attended
 
 
-@pytest.mark.parametrize("architecture", [name for name in CLASSIFIERS if name != "deberta_v2"])
+@pytest.mark.parametrize(
+    "architecture", first([name for name in CLASSIFIERS if name != "deberta_v2"], "bert", "gpt2", "modernbert", "mpnet")
+)
 def test_attention_in_bf16_is_as_exact_as_autocast(architecture, monkeypatch):
     """Also with padding, a position bias and a causal mask."""
     encoder, attended = deepcopy(classifier(architecture).encoder), []
@@ -141,7 +143,7 @@ def test_networks_with_other_attention_keep_their_padding():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("packs", "backend"), first([(False, "aot_eager"), (True, "eager")], (True, "eager")))
+@pytest.mark.parametrize(("packs", "backend"), [(False, "aot_eager"), (True, "eager")])
 def test_compiled_layers_have_the_same_gradients(packs, backend):
     model = deepcopy(network("bert", "classify")).eval()
     expected = gradients(model)
@@ -186,14 +188,14 @@ def test_tokens_of_training_steps_are_counted():
 def test_training_reports_tokens_and_a_share_of_the_peak(tmp_path, monkeypatch):
     """With the means of a GPU, on the CPU."""
     monkeypatch.setattr("swiftlet_train.loop.trainer.measured_peak", lambda _: 1e9)
-    monkeypatch.setattr(acceleration, "compiled", lambda model: compiled(model, backend="eager"))
+    monkeypatch.setattr(acceleration, "compiled", lambda model: given.append(model) or nullcontext())
 
     class Cuda:
         """The CPU under another name."""
 
         type = "cuda"
 
-    model, reports = deepcopy(network("bert", "classify")), []
+    model, reports, given = deepcopy(network("bert", "classify")), [], []
     before = {name: one.clone() for name, one in model.state_dict().items()}
     monkeypatch.setattr(model, "to", lambda _: model)
     monkeypatch.setattr("torch.autocast", lambda *_, **__: torch.amp.autocast_mode.autocast("cpu", torch.bfloat16))
@@ -206,6 +208,7 @@ def test_training_reports_tokens_and_a_share_of_the_peak(tmp_path, monkeypatch):
 
     assert all(re.search(r"GFLOP/s, [\d,]+ tokens/s, \d+% of the peak\)$", line) for line in reports)
     assert len(reports) == 3
+    assert len(given) == 1
     assert any(not torch.equal(before[name], one) for name, one in model.state_dict().items())
     assert "forward" not in vars(model.encoder)
     assert "features" not in vars(model.encoder)

@@ -18,6 +18,7 @@ from swiftlet_train.pretraining.corpus import load_documents, prepare_sequences,
 from swiftlet_train.pretraining.objectives.causal_lm import predict_next
 from swiftlet_train.pretraining.pretrain import pretrain
 from swiftlet_train.recipe import Recipe, RecipeError
+from tests.support.tiers import first
 from tests.support.training import SILENT, interrupted_train, logits_alone, same_state, tiny
 
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
@@ -132,7 +133,7 @@ def epochs(project, folder, count: int, **changes) -> list[list[tuple[list[int],
     return found
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", first(SETTINGS, "blocks", "segment_pairs"))
 def test_static_masks_repeat_every_ten_epochs(project, tmp_path, name):
     found = epochs(project, tmp_path, 21, static_masking=True, **SETTINGS[name])
 

@@ -72,18 +72,12 @@ def test_mask_depends_on_the_generator_and_leaves_its_input_unchanged(masked):
     assert not torch.equal(other.input_ids, result.input_ids)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_mask_always_chooses_a_token(seed):
-    result = mask(
-        torch.tensor([[2, 9, 3]]),
-        first_word_id=5,
-        mask_id=4,
-        vocab_size=10,
-        generator=torch.Generator().manual_seed(seed),
-    )
-
-    assert result.focus.tolist() == [1]
-    assert result.targets.tolist() == [9]
+def test_mask_always_chooses_a_token():
+    for seed in range(20):
+        draw = torch.Generator().manual_seed(seed)
+        result = mask(torch.tensor([[2, 9, 3]]), first_word_id=5, mask_id=4, vocab_size=10, generator=draw)
+        assert result.focus.tolist() == [1]
+        assert result.targets.tolist() == [9]
 
 
 CLS, SEP, MASK, SPECIAL, VOCABULARY = 2, 3, 4, 5, 1000
