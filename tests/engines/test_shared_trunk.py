@@ -132,7 +132,7 @@ def test_artifacts_run_apart_where_the_engine_cannot_share_a_trunk(caplog):
 
 def test_a_head_refuses_hidden_states_that_do_not_fit_it():
     artifact = make_heads("bert")[0]
-    head = native._native(artifact, 1, "head")
+    head = native._native(artifact, 1, None, "head")
     ids = np.zeros(3, np.int64)
     batch = Batch.of([Encoding(ids, ids, np.array([0]))])
     for given in (None, np.zeros((3, 32), np.float32), np.zeros((2, 64), np.float32)):

@@ -66,8 +66,8 @@ front_process.FrontProcess._receive = damage
 
 
 NO_FRONTS = """
-from swiftlet_serve.fronts import coordinator
-coordinator.Coordinator.__init__.__defaults__ = ("no_such_module",)
+from swiftlet_serve.fronts import front_process
+front_process.MODULE = "no_such_module"
 """
 
 
