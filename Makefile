@@ -51,7 +51,7 @@ loadtest: $(DEVELOPMENT)/ready ## find the highest rate that holds the SLO; PROF
 	$(DEVELOPMENT)/bin/python -m loadtest.slo $($(PROFILE))
 
 bench: $(DEVELOPMENT)/ready ## compare the engines, and the server over HTTP, with others; half an hour
-	$(DEVELOPMENT)/bin/swiftlet bench --out loadtest/results
+	$(DEVELOPMENT)/bin/swiftlet bench --data ../shared/data --out loadtest/results
 	$(DEVELOPMENT)/bin/python -m loadtest.compare --released runs/bench --out loadtest/results
 
 lint: $(DEVELOPMENT)/ready ## check style, types and the direction of imports

@@ -23,7 +23,7 @@ from swiftlet_serve.machine.cores import usable_cores
 
 PREFIX: Final = "SWIFTLET_"  # of environment variables
 MAX_TIMEOUT_MS: Final = 600_000  # of a request's own deadline
-OTHER_VARIABLES: Final = ("NATIVE_KERNEL", "API_KEY")  # of the native engine, and of `swiftlet shadow-report`
+OTHER_VARIABLES: Final = ("NATIVE_KERNEL", "API_KEY")  # of the native engine, and of commands that ask a server
 HOST_VARIABLES: Final = {"port": "AIP_HTTP_PORT"}  # of hosts of containers, by the setting that they are a default of
 
 

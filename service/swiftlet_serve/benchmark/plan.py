@@ -54,7 +54,7 @@ class Plan:
     engines: Sequence[str] = tuple(ENGINES)
     shapes: Mapping[str, Sequence[Size]] = field(default_factory=lambda: SHAPES)
     models: Sequence[str] = BUNDLED
-    data: Path = Path("../shared/data")
+    data: Path = Path("data")
     runs: Path = Path("runs/bench")
     seconds: float = 20.0  # for each case, unless its rounds take longer
     memory: bool = True

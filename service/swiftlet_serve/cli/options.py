@@ -11,7 +11,7 @@ DataFile: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 Directory: Final = click.Path(file_okay=False, path_type=Path)
 
 data_option: Final = click.option(
-    "--data", type=Directory, default="../shared/data", show_default=True, help="Folder with the data files."
+    "--data", type=Directory, default="data", show_default=True, help="Folder with the data files."
 )
 
 skip_option: Final = click.option(

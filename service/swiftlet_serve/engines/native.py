@@ -27,6 +27,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -246,6 +247,8 @@ class Native:
             if self._c.swiftlet_outputs(model) != self._outputs:
                 raise ValueError(ERRORS[5])
             self._model = model
+        self._destroy = weakref.finalize(self, self._c.swiftlet_destroy, model)  # if nobody closes the engine
+        self._destroy.atexit = False
 
     @contextmanager
     def _created(
@@ -361,7 +364,7 @@ class Native:
         return [numbers[ends[b] : ends[b + 1]].reshape(shape).copy() for b, shape in enumerate(shapes)]
 
     def close(self) -> None:
-        self._c.swiftlet_destroy(self._model)
+        self._destroy()
         self._model = None
 
 

@@ -111,7 +111,7 @@ def create_app(
 
 
 def create_admin_gate(runtime: Runtime, control: RepositoryControl | None = None, keys: ApiKeys | None = None) -> Gate:
-    """Creates the gate of the admin port. It runs on another thread and only reads from the runtime.
+    """Creates the gate of the admin port, which runs on another thread. Its pages only read from the runtime.
 
     `control` loads and unloads the models of a repository for the owners of `keys`, on the runtime's event loop.
     """

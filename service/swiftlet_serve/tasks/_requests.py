@@ -63,7 +63,9 @@ class Options(Strict):
 
     use_cache: Annotated[bool | None, Field(description="Has no effect.")] = None
     use_gpu: Annotated[bool | None, Field(description="Has no effect.")] = None
-    wait_for_model: Annotated[bool | None, Field(description="Has no effect: models are loaded at start-up.")] = None
+    wait_for_model: Annotated[
+        bool | None, Field(description="Has no effect: a request waits for its model as long as its deadline allows.")
+    ] = None
 
 
 class Request(Strict):

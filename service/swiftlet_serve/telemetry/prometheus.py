@@ -180,7 +180,8 @@ class SnapshotCollector(Collector):
         yield spoken
         responses = counter(
             "http_responses",
-            "Total responses of all ports by route and status. The route is - if the server has no such route.",
+            "Total responses of all ports by route and status, with those to the requests in a batch. The route is - if "
+            "the server has no such route.",
             ["route", "status"],
         )
         for (route, code), count in sorted(stats.responses.items()):

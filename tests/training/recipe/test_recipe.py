@@ -357,7 +357,7 @@ def test_train_command_has_help():
     result = CliRunner().invoke(main, ["train", "--help"])
 
     assert result.exit_code == 0
-    assert all(text in result.output for text in ("RECIPE", "--only", "--runs", "../shared/data", "resumes where it"))
+    assert all(text in result.output for text in ("RECIPE", "--only", "--runs", "[default: data]", "resumes where it"))
 
 
 def test_read_recipe_rejects_bytes(tmp_path):
