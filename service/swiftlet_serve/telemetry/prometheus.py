@@ -180,7 +180,7 @@ class SnapshotCollector(Collector):
         yield spoken
         responses = counter(
             "http_responses",
-            "Total responses of all ports by route and status, with those to the requests in a batch. The route is - if "
+            "Total responses of all ports by route and status, with those to requests in batches. The route is - if "
             "the server has no such route.",
             ["route", "status"],
         )
