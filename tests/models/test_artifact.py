@@ -412,7 +412,7 @@ def test_manifest_rejects_other_format(path: Path, value: Any) -> None:
     [
         *(("pooling", value) for value in ("first", None, ["mean"], {})),
         *(("normalize", value) for value in (1, None, "true")),
-        *(("dense", value) for value in ("relu", False, {})),
+        *(("dense", value) for value in ("selu", False, {})),
         *(("prompts", value) for value in (None, [], {"query": 1})),
         *(("default_prompt", value) for value in ("document", 1, {})),
     ],

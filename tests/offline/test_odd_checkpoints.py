@@ -473,6 +473,7 @@ def classes(path: Path) -> Any:
 
 # Checkpoints that transformers reads otherwise or not at all, with the whole one whose answers they must give.
 LIKE_THE_BASE = {
+    "file of a whole training",
     "TensorFlow 1",
     "tensors named module. (DataParallel)",
     "tensors named _orig_mod.module. (torch.compile)",
