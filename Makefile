@@ -31,7 +31,7 @@ test: $(DEVELOPMENT)/ready ## run the tests; with CHANGED=1 those that differenc
 quick: $(DEVELOPMENT)/ready ## run the tests that need neither torch, processes, a browser, emulation nor a network
 	$(SELECT) quick | xargs $(PYTEST)
 
-exhaustive: $(DEVELOPMENT)/ready ## run the further cases that `make test` leaves out; a quarter of an hour
+exhaustive: $(DEVELOPMENT)/ready ## run the further cases that `make test` leaves out; half an hour
 	$(PARALLEL) -m exhaustive $(TESTS)
 
 # Separate from `make test`: before Python 3.12, tracing doubles the time of the tests that train.

@@ -32,6 +32,7 @@ def small_network(tmp_path, monkeypatch):
     monkeypatch.setattr(device.PaddedTorch, "compile", lambda _: None)  # it takes a minute
 
 
+@pytest.mark.exhaustive
 def test_ways_compute_the_same_rows_and_the_table_has_them(small_network, tmp_path):
     found = bench_device(CPU, ["albert"], tmp_path, 0.0, lambda _: None, sizes=[(1, 5), (3, 7)], peak_size=64)
 

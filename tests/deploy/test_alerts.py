@@ -67,6 +67,7 @@ def test_configuration_and_rules_are_valid():
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.exhaustive
 @needs_prometheus
 def test_alerts_fire_at_the_expected_times():
     """promtool evaluates the cases of alerts.yml in real time, without waiting."""

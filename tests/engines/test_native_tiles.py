@@ -57,6 +57,7 @@ def test_self_test_passes_on_sound_tiles(sound):
     assert sound.kernel_faults == 0
 
 
+@pytest.mark.exhaustive
 def test_self_test_finds_wrong_sums(faulty):
     faulty.test_tiles(5)  # ends at the first wrong sum
 

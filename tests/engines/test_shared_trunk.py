@@ -53,6 +53,7 @@ def test_heads_on_one_trunk_answer_to_the_bit_what_their_artifacts_answer_alone(
         np.testing.assert_array_equal(row, shared.run(Batch.of([encoding]))[0])
 
 
+@pytest.mark.exhaustive
 def test_heads_in_torch_answer_what_their_artifacts_answer_alone():
     from swiftlet_serve.engines import torch
 

@@ -102,7 +102,9 @@ def test_search_needs_a_first_rate():
     assert (done.returncode, "a search needs --start, --at-least or --calibrate" in done.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("first", [("--rate", "20", "--seconds", "1"), CALIBRATE])
+@pytest.mark.parametrize(
+    "first", [("--rate", "20", "--seconds", "1"), pytest.param(CALIBRATE, marks=pytest.mark.exhaustive)]
+)
 @pytest.mark.parametrize(
     ("suffix", "body", "expected"),
     [("/elsewhere", b"", "/classify: 404"), ("", b'{"result": "A"}', "/classify: -1")],

@@ -39,6 +39,7 @@ def main() -> None:
     print("passed")
 
 
+@pytest.mark.exhaustive
 def test_word_pieces_pass_the_sanitizers(tmp_path: Path) -> None:
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:

@@ -36,7 +36,7 @@ def assert_stores_weights(made: onnx.ModelProto, model: Model) -> None:
 SHAPES = ([1], [2], [17], [512], [1, 1], [5, 1, 9, 3], [40, 512, 1])
 
 
-@pytest.mark.parametrize("lengths", first(SHAPES, [17], [512], [5, 1, 9, 3]), ids=str)
+@pytest.mark.parametrize("lengths", first(SHAPES, [17], [5, 1, 9, 3]), ids=str)
 @pytest.mark.parametrize(("architecture", "task"), EXPORTED)
 def test_exported_graph_computes_the_rows_of_torch(architecture, task, lengths):
     given = batch(task, lengths)

@@ -145,6 +145,7 @@ def trained(request, data, tmp_path_factory):
     return request.param, load_recipe(str(file)), artifacts, folder
 
 
+@pytest.mark.exhaustive
 def test_run_recipe_without_a_teacher_makes_artifacts_that_can_be_served(trained):
     _, _, artifacts, _ = trained
     bodies = {
