@@ -31,13 +31,13 @@ class Record:
     expected: str  # what a line should have
 
     def value(self, name: str) -> Any:
-        """Returns a value. Raises DatasetError if the line does not have it."""
+        """Returns the value of a field. Raises DatasetError if the line has none."""
         if self.values[name] is None:
             raise self.error(f"it has no {name}")
         return self.values[name]
 
     def text(self, name: str) -> str:
-        """Returns a text. Raises DatasetError if the line does not have it."""
+        """Returns the text of a field. Raises DatasetError if the line has none."""
         value = self.value(name)
         if not isinstance(value, str):
             raise self.error(f"its {name} is not a text")
@@ -61,7 +61,7 @@ def read_records(
     columns: Sequence[str] = (),
     optional: Mapping[str, Sequence[str]] = {},
 ) -> list[Record]:
-    """Reads lines of JSON or a table, plain or `.gz`, in UTF-8 or with a byte order mark.
+    """Reads a file of JSON lines or a table: UTF-8, or UTF-16 with a byte order mark. It may be compressed (`.gz`).
 
     Lines of JSON begin with a brace. In a table, a header names the fields, in any order and with any capitals; other
     columns are left out. Columns are separated by tabs without quotes, or by commas or semicolons with quotes; `.csv`

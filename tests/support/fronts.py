@@ -40,7 +40,7 @@ async def until_metrics(server: Process, holds: Callable[[Series], bool]) -> Ser
 
 
 async def until_replaced(server: Process) -> Series:
-    """Waits until two fronts answer, one of which replaces another."""
+    """Waits until two fronts answer and one of them is new."""
 
     def holds(series: Series) -> bool:
         return (total(series, "swiftlet_fronts"), total(series, "swiftlet_front_restarts_total")) == (2, 1)

@@ -254,7 +254,7 @@ class Native:
     def _created(
         self, numbers: NDArray[np.int32], size: int = 0, file: int | None = None, *, packed: bool = False
     ) -> Iterator[int]:
-        """Creates a model without parameters. It is destroyed, unless it has become this engine's."""
+        """Creates a model without parameters for the block. Destroys it afterwards, unless the engine keeps it."""
         created = ctypes.c_void_p()
         about = PRECISIONS[self._precision], numbers, numbers.size, size, -1 if file is None else file, packed
         _check(self._c.swiftlet_create(*about, ctypes.byref(created)))
@@ -268,7 +268,7 @@ class Native:
     def _packed_file(
         self, files: SealedFiles, source: str, size: int, numbers: NDArray[np.int32], network: tuple[Folded, Parameters]
     ) -> int | None:
-        """Returns a file with the packed parameters, or None if the system does not allow one."""
+        """Returns the descriptor of a file with the packed parameters, or None if the system cannot make one."""
         about = repr((INTERFACE, self._library.kernel, self._precision, source, size)).encode() + numbers.tobytes()
         key = hashlib.sha256(about).digest()
         if (found := files.find(key, size)) is not None:

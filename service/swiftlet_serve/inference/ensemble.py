@@ -47,7 +47,7 @@ class Words(NamedTuple):
 
 @dataclass(frozen=True)
 class EnsembleArtifact(Artifact):
-    """Stands for the artifacts of the members. It has no files."""
+    """The artifact of an ensemble: a description without files."""
 
     summary: str = ""
 
@@ -88,7 +88,7 @@ class EnsembleModel(OpenModel):
             name=name,
             version=digest[:12],
             architecture="+".join(dict.fromkeys(manifest.architecture for manifest in manifests)),
-            precision="+".join(dict.fromkeys(manifest.precision for manifest in manifests)),  # type: ignore[arg-type]
+            precision="+".join(dict.fromkeys(manifest.precision for manifest in manifests)),  # type: ignore[arg-type]  # of several members
             max_tokens=min(manifest.max_tokens for manifest in manifests),
             languages=tuple(dict.fromkeys(language for manifest in manifests for language in manifest.languages)),
             config={},
@@ -139,7 +139,7 @@ class EnsembleScheduler:
         return [rows[place] for place in range(len(encodings))]
 
     def minimum_s(self, lengths: Sequence[int]) -> float:
-        """Predicts the time of sequences of which each member reads an equal share."""
+        """Predicts the seconds that a request needs, as if each member read an equal share of its sequences."""
         return sum(member._scheduler.minimum_s(lengths) for member in self._members) / len(self._members)
 
 

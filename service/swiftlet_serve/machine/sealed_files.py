@@ -82,6 +82,6 @@ class SealedFiles:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Closes the files. Mappings remain."""
+        """Closes the files. What is mapped of them stays mapped."""
         while self._held:
             os.close(self._held.popitem()[1])

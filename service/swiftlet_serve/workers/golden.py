@@ -59,10 +59,10 @@ def replay(artifact: Artifact, engine: Engine) -> Replay:
 
 
 def check_deviation(artifact: Artifact, engine: Engine, deviation: float) -> None:
-    """Checks how far an engine was from the golden answers when it replayed them.
+    """Checks the largest deviation of an engine's answers from the golden answers.
 
     Raises:
-        ArtifactError: further than the manifest's tolerance, or the file holds no golden answers.
+        ArtifactError: it is above the manifest's tolerance, or the file holds no golden answers.
     """
     _check_deviation(artifact, engine, deviation, _load(artifact)["rows"])
 
