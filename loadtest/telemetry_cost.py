@@ -59,7 +59,8 @@ def request_cost_us(server: ServerProcess) -> float:
 
 def statistics_cost_us() -> float:
     """Returns the microseconds of CPU time of the statistics alone, for a request with all stages and its batch."""
-    stats, record = RequestStats({"model": "classify"}), RequestRecord(model="model")
+    stats, record = RequestStats(), RequestRecord(model="model")
+    stats.add_model("model", "classify")
     for stage in STAGES:
         record.add_stage(stage, 0.0, 0.001)
     record.accepted, record.status, record.ended = True, 200, record.started + 0.005

@@ -115,7 +115,7 @@ def serve(settings: Settings, announce: Announce) -> None:
         control = None if manager is None or admin_keys is None else RepositoryControl(manager, runtime)
         admin_gate = create_admin_gate(runtime, control, admin_keys)
         admin = None if admin_socket is None else AdminThread(Port(admin_gate, Listener(admin_socket), settings))
-        watchdog = Watchdog(lambda: _exit(logs))
+        watchdog = Watchdog(lambda: logs.exit(1))
         server = Server(settings, runtime, public, admin, grpc, watchdog, manager, credentials, started)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(server.run(announce))
@@ -163,11 +163,6 @@ def _create_grpc_port(
         message = f"grpc_port needs the package {error.name!r}. Run: {extras.installation('grpc')}"
         raise SetupError(message) from None
     return GrpcPort(runtime, keys, observers, certificate)
-
-
-def _exit(logs: QueuedLogHandler) -> None:
-    logs.flush_and_stop()
-    os._exit(1)
 
 
 class PublicPort(Protocol):

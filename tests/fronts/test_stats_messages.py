@@ -19,8 +19,14 @@ from swiftlet_serve.telemetry.request_record import STAGES, RequestRecord
 from swiftlet_serve.telemetry.request_stats import RequestStats
 from swiftlet_serve.telemetry.snapshot import ModelInfo, QueueState, Snapshot
 
-TASKS = {"a": "classify", "b": "qa"}
 ENDS = [(200, ""), (500, "internal"), (504, "deadline_exceeded"), (None, ""), (503, "overloaded")]
+
+
+def new_stats():
+    stats = RequestStats()
+    stats.add_model("a", "classify")
+    stats.add_model("b", "qa")
+    return stats
 
 
 def count(stats: RequestStats, draw: random.Random, requests: int) -> None:
@@ -55,11 +61,11 @@ def samples(stats: RequestStats) -> dict[tuple[str, frozenset[tuple[str, str]]],
 
 @pytest.mark.parametrize("seed", range(5))
 def test_sum_of_two_processes_equals_the_statistics_of_one(seed):
-    parts, whole = [RequestStats(TASKS), RequestStats(TASKS)], RequestStats(TASKS)
+    parts, whole = [new_stats(), new_stats()], new_stats()
     for number, part in enumerate(parts):
         count(part, random.Random(seed + 100 * number), 60)
         count(whole, random.Random(seed + 100 * number), 60)
-    joined = RequestStats(TASKS)
+    joined = new_stats()
     for part in parts:
         joined.add(through_json(part))
 
@@ -69,7 +75,7 @@ def test_sum_of_two_processes_equals_the_statistics_of_one(seed):
 
 
 def test_requests_of_a_lost_process_end_as_cancelled():
-    stats = RequestStats(TASKS)
+    stats = new_stats()
     count(stats, random.Random(1), 50)
     model = stats.models["a"]
     in_flight, cancelled = model.in_flight, model.durations["cancelled"].count
@@ -81,7 +87,7 @@ def test_requests_of_a_lost_process_end_as_cancelled():
 
 
 def test_snapshot_comes_out_as_it_went_in():
-    stats = RequestStats(TASKS)
+    stats = new_stats()
     count(stats, random.Random(2), 30)
     models = [ModelInfo("a", "classify", "bert", "int8", "native", "1")]
     snapshot = Snapshot(models, stats, QueueState(1, 2, 3.0, 4.0, 5, 6.0), 2, True, 3, 4, {"serving": 9}, 7, 0.5, 2, 1)

@@ -18,7 +18,7 @@ NAMES = ["moods", "topics", "names"]
 
 
 def dispatcher_of(size: int = 2, cost=TRUNK) -> tuple[Dispatcher, ManualExecutor, RequestStats]:
-    executor, stats = ManualExecutor(size, cost), RequestStats({})
+    executor, stats = ManualExecutor(size, cost), RequestStats()
     for name in NAMES:
         stats.add_model(name, "classify")
     dispatcher = Dispatcher(executor, stats=stats)

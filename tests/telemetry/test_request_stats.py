@@ -28,7 +28,9 @@ RESPONSES = [(200, ""), (422, "answer_too_large"), (500, "internal"), (503, "dra
 
 @given(STEPS)
 def test_counters_balance_after_every_event_in_any_order(steps):
-    stats, open_, ended = RequestStats({"a": "classify", "b": "qa"}), [], 0
+    stats, open_, ended = RequestStats(), [], 0
+    stats.add_model("a", "classify")
+    stats.add_model("b", "qa")
     for event, which, how in steps:
         record = open_[which % len(open_)] if open_ else None
         if event == "begin" or record is None:
@@ -52,7 +54,8 @@ def test_counters_balance_after_every_event_in_any_order(steps):
 
 
 def test_copy_does_not_change_with_the_original():
-    stats = RequestStats({"a": "classify"})
+    stats = RequestStats()
+    stats.add_model("a", "classify")
     record = RequestRecord(model="a")
     record.accept(1, 4)
     stats.accept(record)
@@ -70,7 +73,8 @@ def test_copy_does_not_change_with_the_original():
 
 
 def test_exceeded_deadline_counts_for_accepted_and_refused_requests():
-    stats = RequestStats({"a": "classify"})
+    stats = RequestStats()
+    stats.add_model("a", "classify")
     for accepted in (True, False):
         record = RequestRecord(model="a", timeout_s=0.02, status=504, code="deadline_exceeded")
         if accepted:
@@ -83,7 +87,8 @@ def test_exceeded_deadline_counts_for_accepted_and_refused_requests():
 
 
 def test_least_overhead_is_the_shortest_time_outside_the_queue_and_the_engine():
-    stats = RequestStats({"a": "classify"})
+    stats = RequestStats()
+    stats.add_model("a", "classify")
     for elsewhere_s in (0.0005, 0.0002, 0.0008):
         record = RequestRecord(model="a", started=10.0, ended=12.0 + elsewhere_s, status=200)
         record.accept(1, 4)

@@ -63,7 +63,7 @@ class Coordinator:
         self._fronts: dict[int, FrontProcess] = {}  # that are ready, by the index of their socket
         self._starting: set[FrontProcess] = set()
         self._lost: dict[FrontProcess, asyncio.Event] = {}  # of every front that runs, set when it is lost
-        self._retired = RequestStats({})  # of the fronts that were lost
+        self._retired = RequestStats()  # of the fronts that were lost
         self._supervising: list[asyncio.Task[None]] = []
         self._leaving = False
         self._closing = False

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -125,7 +124,7 @@ def main() -> None:
         runtime = FrontRuntime(settings, served, costs, LoadReader(config.load_fd), config.heads)
 
         async def run() -> None:
-            await Front(config, runtime, credentials, observers).run(end, Watchdog(lambda: _exit(logs)))
+            await Front(config, runtime, credentials, observers).run(end, Watchdog(lambda: logs.exit(1)))
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run())
@@ -133,13 +132,7 @@ def main() -> None:
     except (ArtifactError, SetupError) as error:  # the coordinator has opened the same files without an error
         log.error("The front cannot start. %s", error)  # noqa: TRY400  # the message suffices
         status = 1
-    logs.flush_and_stop()
-    os._exit(status)  # a thread that still encodes a text has no reader
-
-
-def _exit(logs: QueuedLogHandler) -> None:
-    logs.flush_and_stop()
-    os._exit(1)
+    logs.exit(status)  # a thread that still encodes a text has no reader
 
 
 if __name__ == "__main__":

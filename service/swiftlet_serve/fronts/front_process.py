@@ -37,7 +37,7 @@ class FrontProcess(ChildProcess):
             SetupError: the system cannot start the process.
         """
         self.index = config.index
-        self.report = FrontReport(RequestStats({}), 0, 0.0)  # the latest
+        self.report = FrontReport(RequestStats(), 0, 0.0)  # the latest
         self.reported_at = time.monotonic()
         self.silent_ticks = 0  # of the coordinator since the last message
         self.ready: asyncio.Future[str] | None = None  # the URL, once the front listens

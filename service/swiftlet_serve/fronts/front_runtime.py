@@ -66,7 +66,7 @@ class FrontRuntime(Runtime):
             load: reads the coordinator's load.
             heads: those of the models, which may share a trunk.
         """
-        stats = RequestStats({})
+        stats = RequestStats()
         is_limited = any((settings.client_rate_limit, settings.client_token_rate_limit))
         limiter = RemoteRateLimiter() if is_limited else None
         self.requests = CoordinatorRequests(self._send, stats, limiter)

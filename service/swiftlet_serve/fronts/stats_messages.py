@@ -84,7 +84,7 @@ def load_stats(fields: Mapping[str, Any]) -> RequestStats:
     Raises:
         KeyError, TypeError, ValueError: `fields` are not statistics.
     """
-    stats = RequestStats({})
+    stats = RequestStats()
     stats.models = {str(name): _load_model(model) for name, model in fields["models"].items()}
     stats.refused, stats.failed = Counter(fields["refused"]), Counter(fields["failed"])
     stats.dialects = Counter({(name, status): count for name, status, count in fields["dialects"]})

@@ -79,7 +79,7 @@ class LocalRuntime(Runtime):
             SetupError: two models have the same name.
         """
         self._trunks = {names[0]: names for names in groups}
-        stats = RequestStats({})
+        stats = RequestStats()
         self.dispatcher = Dispatcher(executor, settings.call_timeout_s, stats=stats)
         self._executor = executor
         self._repository: Repository | None = None

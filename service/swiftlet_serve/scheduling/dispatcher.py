@@ -75,7 +75,7 @@ class Dispatcher:
         self.models: dict[str, ModelQueue] = {}
         self._queues: list[SequenceQueue] = []  # of all models
         self._times: dict[Priority, ClientTimes] = {"interactive": ClientTimes(), "bulk": ClientTimes()}
-        self._stats = RequestStats({}) if stats is None else stats
+        self._stats = RequestStats() if stats is None else stats
         self._calls: dict[asyncio.Future[BatchResult], RunningCall] = {}
         self._busy_s = 0.0  # total duration of all calls until `_busy_until`
         self._busy_until = clock()

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import queue
 import threading
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 TEXT_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 MAX_MESSAGE_CHARACTERS: Final = 16_384  # longer messages are cut in JSON lines
@@ -67,6 +68,11 @@ class QueuedLogHandler(QueueHandler):
             return False
         self._thread.join(CLOSE_TIMEOUT_S)
         return not self._thread.is_alive()
+
+    def exit(self, status: int) -> NoReturn:
+        """Writes the queued records and ends the process at once, without waiting for its other threads."""
+        self.flush_and_stop()
+        os._exit(status)
 
     def _write(self) -> None:
         while (record := self._records.get()) is not None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple, get_args
 
@@ -130,9 +129,8 @@ class VersionStats:
 class RequestStats:
     """Statistics of one server, or of one of its processes."""
 
-    def __init__(self, tasks: Mapping[str, str]) -> None:
-        """`tasks` maps the names of the served models to their tasks. Only they and added models are ever counted."""
-        self.models = {model: ModelStats.empty(task) for model, task in tasks.items()}
+    def __init__(self) -> None:
+        self.models: dict[str, ModelStats] = {}  # by name; only these are ever counted
         self.versions: dict[tuple[str, int], VersionStats] = {}  # of models in the model repository, by name and number
         self.refused: Counter[str] = Counter()  # by reason
         self.failed: Counter[str] = Counter()  # accepted requests, by error code
@@ -246,7 +244,7 @@ class RequestStats:
 
     def copy(self) -> RequestStats:
         """Returns a copy that later requests do not change."""
-        copy = RequestStats({})
+        copy = RequestStats()
         copy.models = {model: stats.copy() for model, stats in self.models.items()}
         copy.versions = {version: stats.copy() for version, stats in self.versions.items()}
         copy.refused, copy.failed = self.refused.copy(), self.failed.copy()

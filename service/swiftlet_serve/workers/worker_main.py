@@ -178,8 +178,7 @@ def main() -> None:
             models.load(int(index), paths, config.weights.get(index, ()))
     except (ArtifactError, SetupError) as error:
         _send_json(control, {"kind": type(error).__name__, "message": str(error)})
-        logs.flush_and_stop()
-        os._exit(1)
+        logs.exit(1)
     for descriptor in config.connection_fds:
         connection = socket.socket(fileno=descriptor)
         threading.Thread(target=_serve, args=(connection, models, logs), daemon=True).start()
@@ -217,8 +216,7 @@ def _serve(connection: socket.socket, models: Models, logs: QueuedLogHandler) ->
         os._exit(0)
     except BaseException as error:
         log_exception(log, "worker process failed unexpectedly and exits", error)
-        logs.flush_and_stop()
-        os._exit(1)
+        logs.exit(1)
 
 
 def _receive(connection: socket.socket, size: int) -> bytearray:

@@ -33,7 +33,7 @@ class BusyRuntime:
 
     def __init__(self, wait_s: float = 0.0, **settings: Any) -> None:
         self.settings = Settings(**settings)
-        self.stats = RequestStats({})
+        self.stats = RequestStats()
         self.wait_s = wait_s
         self.rate_limiter = None
         self.leaving = self.closed = False

@@ -129,7 +129,8 @@ def test_status_reports_request_statistics_and_the_queue(client):
 
 
 def test_status_counts_recent_responses_only():
-    stats = RequestStats({"a": "classify"})
+    stats = RequestStats()
+    stats.add_model("a", "classify")
     model_stats: ModelStats = stats.models["a"]
     assert model_stats.recent == deque(maxlen=MAX_RECENT)
     model_stats.recent.extend([(0.0, 9.0), (50.0, 0.1), (90.0, 0.2), (100.0, 0.3)])
