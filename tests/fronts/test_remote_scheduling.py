@@ -12,7 +12,7 @@ from swiftlet_serve.fronts.remote_scheduling import RemoteRateLimiter
 
 def test_refused_clients_are_refused_until_their_time_without_the_memory_of_their_requests():
     """The trace of an error holds the frames that it passed, with the texts of the request."""
-    limiter, error = RemoteRateLimiter(), rate_limit_exceeded(2.0, "rate limit of tokens")
+    limiter, error = RemoteRateLimiter(lambda client, requests: None), rate_limit_exceeded(2.0, "rate limit of tokens")
     kept = weakref.ref(error)
     limiter.refuse("client", error, 10.0)
     detail = error.detail

@@ -157,6 +157,18 @@ async def test_body_that_is_no_json_counts_for_the_rate_limit(artifact_dir):
 
 
 @pytest.mark.exhaustive
+async def test_batch_above_the_rate_limit_is_answered_and_the_next_requests_wait(artifact_dir):
+    batch = json.dumps({"requests": [{"task": "classify", "inputs": "fine"}] * 3}).encode()
+    with serving(artifact_dir, *LIMITED) as server:
+        answer = await ask(server.port, "/batch", batch)
+        others = await ask_all(server)
+
+    assert answer.status == 200
+    assert {one.status for one in others} == {429}
+    assert max(int(one.headers["retry-after"]) for one in others) > 2000
+
+
+@pytest.mark.exhaustive
 async def test_rate_limit_of_tokens_holds_over_all_fronts(artifact_dir):
     """One token in a thousand seconds: the first request leaves a debt."""
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 import tracemalloc
 from typing import Any
+from unicodedata import category
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from swiftlet_models.tokenizer import Tokenizer
-from swiftlet_serve.tasks._requests import MAX_INPUTS, characters, is_blank
+from swiftlet_serve.tasks._requests import MAX_INPUTS, VISIBLE, characters, is_blank
 from swiftlet_serve.types import Batch
 
 
@@ -95,6 +97,13 @@ def test_request_accepts_hugging_face_options(classifier: Any) -> None:
         {"inputs": ["a", {"text": "a", "text_pair": "b"}], "options": {"use_cache": False, "wait_for_model": True}},
     ):
         assert classifier.encode(classifier.Request.model_validate_json(json.dumps(body)))
+
+
+def test_spaces_controls_and_formats_are_blank_and_all_other_characters_are_not() -> None:
+    known = [c for c in map(chr, range(sys.maxunicode + 1)) if category(c) != "Cn"]
+    blank = [c for c in known if c.isspace() or category(c) in {"Cc", "Cf"}]
+    assert is_blank("".join(blank))
+    assert VISIBLE.findall("".join(known)) == [c for c in known if not (c.isspace() or category(c) in {"Cc", "Cf"})]
 
 
 @pytest.mark.parametrize("invisible", ["\n", "\x00", "\u200b", " \u200b", "\u200b\U000e0001"])

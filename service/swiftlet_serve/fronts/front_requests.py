@@ -77,15 +77,18 @@ class FrontRequests:
                 row.cancel()
 
     def charge(self, number: int, body: memoryview) -> None:
-        """Counts a request that was never submitted for its client's rate limit.
+        """Counts a request that was never submitted, or those of a batch, for their client's rate limit.
 
         Raises:
-            ValueError: the message is invalid.
+            ValueError, struct.error: the message is invalid.
         """
+        requests, client = messages.unpack_charge(body)
         try:
-            self._begin(bytes(body).decode())
-        except TooManyRequests as error:
+            self._begin(client)
+        except TooManyRequests as error:  # the front has not known yet, and answers the batch
             self._send(messages.pack_error(number, error))
+        if (limiter := self._runtime.rate_limiter) is not None and requests > 1:
+            limiter.charge_requests(client, time.monotonic(), requests - 1)
 
     def close(self) -> None:
         """Removes all requests: the front is lost."""

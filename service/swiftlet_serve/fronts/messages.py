@@ -8,7 +8,7 @@ number of the request (uint64), which the front gives. The bodies:
     RESULT    B, size of the largest batch (uint32); start and end of the stages queue, batch and infer (6 float64,
               NaN without a row); rows
     REFUSED   seconds for Retry-After (float64, NaN without), code and detail as text with a NUL byte between them
-    CHARGE    the client's name
+    CHARGE    requests (uint32); the client's name
     others    JSON, or nothing
 
 `types.codec` describes the B sequences and rows.
@@ -36,7 +36,7 @@ class Kind(enum.IntEnum):
 
     SUBMIT = 1  # F: runs a request
     CANCEL = 2  # F: the client has gone, or the deadline has passed
-    CHARGE = 3  # F: a request that never was submitted counts for the client's rate limit
+    CHARGE = 3  # F: a request that never was submitted, or a batch, counts for the client's rate limit
     ADMITTED = 4  # C: the request is queued
     REFUSED = 5  # C: the request is not admitted, or has failed; also the answer to a CHARGE beyond the limit
     RESULT = 6  # C: the rows of the request
@@ -57,6 +57,7 @@ HEADER: Final = struct.Struct("<IIQ")
 MAX_BYTES: Final = 1 << 28
 
 _SUBMIT: Final = struct.Struct("<IIdIII")
+_CHARGE: Final = struct.Struct("<I")
 _RESULT: Final = struct.Struct("<II6d")
 _DELAY: Final = struct.Struct("<d")
 _PRIORITIES: Final[tuple[Priority, ...]] = ("interactive", "bulk")
@@ -101,6 +102,20 @@ def unpack_json(body: memoryview) -> Any:
         ValueError: the body is not JSON.
     """
     return from_json(bytes(body))
+
+
+def pack_charge(number: int, requests: int, client: str) -> bytes:
+    """Encodes the count of a client's requests."""
+    return pack(Kind.CHARGE, number, _CHARGE.pack(requests) + client.encode())
+
+
+def unpack_charge(body: memoryview) -> tuple[int, str]:
+    """Decodes the count of requests, and the client.
+
+    Raises:
+        ValueError, struct.error: the body is invalid.
+    """
+    return _CHARGE.unpack_from(body)[0], bytes(body[_CHARGE.size :]).decode()
 
 
 def pack_submission(number: int, submission: Submission) -> bytes:

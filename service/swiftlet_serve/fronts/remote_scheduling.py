@@ -33,14 +33,19 @@ class RemoteRateLimiter(ClientRateLimiter):
     front refuses the client until the time in its Retry-After.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, charge: Callable[[str, int], None]) -> None:
+        """`charge` has the coordinator count requests of a client."""
         super().__init__()
+        self._charge = charge
         self._refused: OrderedDict[str, tuple[float, str, str]] = OrderedDict()  # until when, and the error's words
 
     def begin(self, client: str, now: float) -> None:
         until, code, detail = self._refused.get(client, (now, "", ""))
         if until > now:
             raise TooManyRequests(code, detail, retry_after=until - now)
+
+    def charge_requests(self, client: str, now: float, requests: int) -> None:
+        self._charge(client, requests)
 
     def refuse(self, client: str, error: TooManyRequests, now: float) -> None:
         """Notes that the coordinator has refused a client. Does not keep the error, whose trace holds its request."""
@@ -57,7 +62,7 @@ class RemoteAdmission(AdmissionController):
         self,
         costs: Mapping[str, Cost],
         load: Callable[[], LoadState],
-        charge: Callable[[RequestRecord], None] | None,
+        charge: Callable[[str], None] | None,
         max_queued_tokens: int,
     ) -> None:
         """Creates the admission of a front.
@@ -112,7 +117,7 @@ class RemoteAdmission(AdmissionController):
         if request in self._uncharged:
             self._uncharged.discard(request)
             if self._charge is not None and isinstance(request, RequestRecord):
-                self._charge(request)
+                self._charge(request.account)
 
 
 def _no_load() -> NoReturn:
@@ -172,13 +177,13 @@ class CoordinatorRequests:
         rows[0].add_done_callback(partial(self._on_done, number))  # a caller cancels all rows of a request, or none
         return rows
 
-    def charge(self, record: RequestRecord) -> None:
-        """Counts a request that was never submitted for its client's rate limit."""
+    def charge(self, client: str, requests: int = 1) -> None:
+        """Counts a request that was never submitted, or those of a batch, for their client's rate limit."""
         number = next(self._charge_numbers)
-        self._charged[number] = record.account
+        self._charged[number] = client
         if len(self._charged) > MAX_CLIENTS:
             del self._charged[next(iter(self._charged))]
-        self._send(messages.pack(Kind.CHARGE, number, record.account.encode()))
+        self._send(messages.pack_charge(number, requests, client))
 
     def on_admitted(self, number: int) -> None:
         """Accepts and counts a request that the coordinator has queued."""

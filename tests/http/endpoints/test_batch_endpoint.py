@@ -103,6 +103,17 @@ def test_batch_counts_for_the_rate_limit_as_its_requests_do(artifact_dir):
     assert int(response.headers["Retry-After"]) in (7, 8)  # 64 requests, a second's quota being there at first
 
 
+def test_batch_of_more_tokens_than_the_rate_limit_is_answered_and_charged_once(artifact_dir):
+    settings = Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo", client_token_rate_limit=1)
+    with TestClient(create_app(LocalRuntime.load(settings))) as client:
+        answer = client.post("/batch", json={"requests": [MIXED[0]] * 8})
+        response = client.post("/batch", json={"requests": [MIXED[0]] * 8})
+    assert answer.status_code == 200
+    assert_problem(response, 429, "quota_exceeded")
+    tokens = int(answer.headers["X-Compute-Tokens"])
+    assert tokens - 3 <= int(response.headers["Retry-After"]) <= tokens  # a second's quota being there at first
+
+
 def test_models_that_share_a_trunk_read_a_text_once(monkeypatch):
     """Through a worker process: the texts are long, so that threads encode them."""
     artifacts = make_heads("bert")

@@ -87,7 +87,11 @@ class BatchEndpoint(Endpoint):
         members = [await self._member(request, number, body) for number in range(len(body.requests))]
         record.add_stage("parse", started, time.monotonic())
         if (limiter := self._runtime.rate_limiter) is not None:
-            limiter.charge_requests(record.account, time.monotonic(), len(members))
+            limiter.check_tokens(record.account, now := time.monotonic())
+            limiter.charge_requests(record.account, now, len(members))
+            for member in members:
+                if isinstance(member, Member):
+                    member.record.charged = True
         self._runtime.admission.release(record)  # each request asks for admission
         answers = await self._answer(request, members, partial=body.partial)
         _summarise(record, members)
