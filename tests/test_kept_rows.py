@@ -67,6 +67,7 @@ async def test_kept_sequence_is_computed_once(engine):
     assert engine.computed == [[2, 9, 3], [2, 5, 3], [2, 9, 3], [2, 6, 6, 3]]
     assert np.array_equal(first[1], second[1])
     assert record.kept_tokens == 3
+    assert record.input_tokens == record.tokens + 3
 
 
 @pytest.mark.parametrize(

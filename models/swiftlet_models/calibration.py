@@ -143,7 +143,7 @@ def find_threshold(confidences: Sequence[float], correct: Sequence[bool], precis
     order = np.argsort(-confidence, kind="stable")
     confidence, counts = confidence[order], np.arange(1, len(order) + 1)
     is_last = np.append(confidence[1:] < confidence[:-1], True)  # of answers with the same confidence
-    fitting = np.flatnonzero((np.cumsum(right[order]) >= precision * counts) & (counts >= least) & is_last)
+    fitting = np.flatnonzero((np.cumsum(right[order]) / counts >= precision) & (counts >= least) & is_last)
     return float(confidence[fitting[-1]]) if len(fitting) else None
 
 

@@ -204,7 +204,7 @@ def _pooling(directory: Path, *, has_prompts: bool, is_unit: bool) -> Pooling:
     names = [modes] if isinstance(modes, str) else modes
     if names == [_ROOT_MEAN] and is_unit:
         names = ["mean"]
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in _POOLINGS:
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in [*_POOLINGS]:
         raise ConversionError(f"the pooling is not supported, only one of {', '.join(_POOLINGS)} is. {_TRAIN}.")
     if has_prompts and not config.get("include_prompt", True):
         raise ConversionError("the pooling leaves out the tokens of the prompt, which is not supported.")
@@ -236,7 +236,7 @@ def _one_dense(
         raise ConversionError(
             f"the activation of the Dense module is not supported, only {_ACTIVATION_NAMES} are. {_TRAIN}."
         )
-    plain = {config.get(f"module_{side}_name") for side in ("input", "output")} <= {None, "sentence_embedding"}
+    plain = all(config.get(f"module_{side}_name") in (None, "sentence_embedding") for side in ("input", "output"))
     if config.get("use_residual") or not (plain or of_tokens):  # PyLate's class reads tokens, whatever it says
         raise ConversionError("the Dense module has a residual or reads other features, which is not supported.")
     with open_tensors(directory) as tensors:
@@ -244,6 +244,8 @@ def _one_dense(
         if weight is None or len(weight.shape) != 2:
             raise ConversionError("the Dense module has no matrix linear.weight.")
         bias = tensors.get("linear.bias", np.zeros(len(weight), np.float32))
+        if bias.shape != weight.shape[:1]:
+            raise ConversionError("the bias linear.bias of the Dense module has another size than its matrix.")
         return _ACTIVATIONS[activation], np.asarray(weight), np.asarray(bias)
 
 

@@ -30,7 +30,7 @@ SETTINGS: Final = "config_setfit.json"
 MAX_BYTES: Final = 64 << 20  # a thousand labels of vectors of 1,024 numbers have 8 MB
 
 _REGRESSION: Final = ("sklearn.linear_model._logistic", "sklearn.linear_model.logistic")  # in new and old versions
-_TYPE: Final = re.compile(r"[fiu][1248]|b1|U\d{1,6}|O8?", re.ASCII)
+_TYPE: Final = re.compile(r"f[248]|[iu][1248]|b1|U\d{1,6}|O8?", re.ASCII)
 _VECTORS: Final = "Serve its vectors instead, with the option :task=embed"
 _STEP: Final = (
     "only a LogisticRegression of scikit-learn is; train with the default head of SetFit, or serve the vectors with "

@@ -186,7 +186,7 @@ def _directory(path: Path) -> Source:
         return Source("other", "the output directory of a Trainer", step)
     if (snapshots := path / "snapshots").is_dir() and (commits := sorted(snapshots.iterdir())):
         main = path / "refs" / "main"
-        named = snapshots / main.read_text("utf-8").strip() if main.is_file() else commits[-1]
+        named = snapshots / main.read_text("utf-8", "replace").strip() if main.is_file() else commits[-1]
         last = named if named in commits else commits[-1]
         return Source("other", "a repository in the cache of the hub", f"Name a snapshot of it. {_serve(last)}")
     if artifacts := sorted(file.parent for file in path.glob(f"*/{MANIFEST}")):

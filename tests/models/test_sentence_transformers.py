@@ -176,6 +176,7 @@ LEGACY = {"pooling_mode": None, "pooling_mode_cls_token": False}
             "the pooling is not supported, only one of cls, mean, max, lasttoken is.",
         ),
         (change(POOLING, pooling_mode=["cls", "mean"]), "the pooling is not supported"),
+        (change(POOLING, pooling_mode=[["cls"]]), "the pooling is not supported"),
         (root_mean_alone, "the pooling is not supported"),
         (change(POOLING, **LEGACY), "the pooling is not supported"),
         (change(POOLING, include_prompt=False), "the pooling leaves out the tokens of the prompt"),
@@ -201,6 +202,7 @@ def test_unsupported_directory_is_rejected_in_one_sentence(damage: Any, sentence
         ({"activation_function": "torch.nn.modules.activation.Mish"}, "only Tanh, ReLU, GELU, SiLU, Identity are."),
         ({"use_residual": True}, "has a residual or reads other features"),
         ({"module_input_name": "token_embeddings"}, "has a residual or reads other features"),
+        ({"module_output_name": ["sentence_embedding"]}, "has a residual or reads other features"),
     ],
 )
 def test_unsupported_dense_module_is_rejected(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:

@@ -59,6 +59,22 @@ async def test_process_that_finds_no_fitting_file_makes_one_for_those_after_it(t
         assert files(supervisor.spare) == files(supervisor.serving) == new
 
 
+async def test_model_that_goes_while_a_spare_starts_leaves_no_file(tmp_path):
+    executor, path = start(tmp_path)
+    async with opened(executor):
+        supervisor = executor.supervisor
+        await until(lambda: supervisor.spare)
+        await executor.add_model("other", path)
+        supervisor._close_weights(1)  # the next process packs a file of its own
+        known = {supervisor.serving, supervisor.spare}
+        supervisor.spare.kill()
+        await until(lambda: supervisor._processes - known)  # it was told to load the other model
+        await executor.remove_model("other")
+        await until(lambda: supervisor.spare)
+
+        assert supervisor._weights.keys() == {0}
+
+
 async def test_models_that_come_and_go_leave_no_file(tmp_path):
     executor, path = start(tmp_path)
     async with opened(executor):

@@ -269,8 +269,12 @@ def calibrate(
     from swiftlet_serve.inference.loading import load_model, locate_one
     from swiftlet_serve.offline.calibrate import calibrate, record
 
+    if activations and (picture is not None or precision is not None):
+        raise click.UsageError("--activations has no probabilities: leave out --picture and --precision.")
     if picture is not None:
         extras.require("plot")
+        if not picture.parent.is_dir():
+            raise SetupError(f"There is no folder {picture.parent}. Make it, or choose another for --picture.")
     path = locate_one(artifact)
     if activations:  # the texts are enough: skip, engine and labels do not matter
         from swiftlet_serve.offline.activations import record as record_ranges
@@ -280,11 +284,11 @@ def calibrate(
         return
     share = None if precision is None else precision / 100
     fit = calibrate(load_model(path, engine, task=task), data, skip=skip, limit=limit, precision=share)
-    record(path, fit, dict(predicates), {score: labels.split(",") for score, labels in scores})
     if picture is not None:
         from swiftlet_serve.offline import reliability
 
         reliability.draw(fit, picture)
+    record(path, fit, dict(predicates), {score: labels.split(",") for score, labels in scores})
     offset = f", offset {fit.offset:g}" if fit.offset else ""
     click.echo(
         f"temperature {fit.temperature:g}{offset} (fitted on {fit.fitted_on} examples)\n"

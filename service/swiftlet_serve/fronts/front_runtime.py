@@ -68,7 +68,9 @@ class FrontRuntime(Runtime):
         """
         stats = RequestStats()
         is_limited = any((settings.client_rate_limit, settings.client_token_rate_limit))
-        limiter = RemoteRateLimiter(lambda client, requests: self.requests.charge(client, requests)) if is_limited else None
+        limiter = (
+            RemoteRateLimiter(lambda client, requests: self.requests.charge(client, requests)) if is_limited else None
+        )
         self.requests = CoordinatorRequests(self._send, stats, limiter)
         self._admission = RemoteAdmission(
             costs, load.read, None if limiter is None else self.requests.charge, settings.max_queued_tokens

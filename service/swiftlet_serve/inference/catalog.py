@@ -109,7 +109,7 @@ def best_first(models: Iterable[ModelT]) -> list[ModelT]:
 
 def _score(model: OpenModel) -> float:
     """Returns the first score on the model's card, in percent, or 0 if the card has none."""
-    scores = model.artifact.card().get("scores", {}).get(model.manifest.precision, {})
+    scores = model.card.get("scores", {}).get(model.manifest.precision, {})
     return float(next((score["value"] for score in scores.values()), 0.0))
 
 

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, get_args
+from typing import Final, NamedTuple, get_args
 
 from swiftlet_models.artifact import NAME, Artifact
 from swiftlet_models.encodings import Encoding
@@ -43,19 +43,6 @@ class Words(NamedTuple):
 
     def __str__(self) -> str:
         return f"{'+'.join(self.members)}:{self.mean}"
-
-
-@dataclass(frozen=True)
-class EnsembleArtifact(Artifact):
-    """The artifact of an ensemble: a description without files."""
-
-    summary: str = ""
-
-    def card(self) -> dict[str, Any]:
-        return {"summary": self.summary}
-
-    def certificate(self) -> None:
-        return None
 
 
 @dataclass(frozen=True)
@@ -96,9 +83,11 @@ class EnsembleModel(OpenModel):
             files={},
             decisions=None,
         )
-        summary = f"The mean of the {mean} of {' and '.join(manifest.name for manifest in manifests)}."
-        artifact = EnsembleArtifact(Path(name), manifest, digest, summary)
-        return cls(artifact, first.tokenizer, task, first.task_name, first.engine_name, members, mean)
+        card = {"summary": f"The mean of the {mean} of {' and '.join(manifest.name for manifest in manifests)}."}
+        artifact = Artifact(Path(name), manifest, digest)  # a description without files
+        return cls(
+            artifact, first.tokenizer, task, first.task_name, first.engine_name, card, None, members=members, mean=mean
+        )
 
     @property
     def task_names(self) -> Sequence[str]:

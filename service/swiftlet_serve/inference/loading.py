@@ -36,6 +36,8 @@ class OpenModel:
     task: Task[Any, Any]
     task_name: str
     engine_name: str
+    card: dict[str, Any]  # for clients; read when the model is opened, since its directory may go
+    certificate: dict[str, Any] | None
 
     @property
     def manifest(self) -> Manifest:
@@ -155,7 +157,8 @@ def open_model(
     types = token_types(manifest)
     if types and tokenizer.token_types > types:
         raise ArtifactError(f"{name}: the tokenizer has more token types than the network.")
-    return OpenModel(artifact, tokenizer, task, manifest.task, engine_name)
+    card, certificate = artifact.public_card(), artifact.certificate()
+    return OpenModel(artifact, tokenizer, task, manifest.task, engine_name, card, certificate)
 
 
 def locate_one(word: str, cache: str = "") -> Path:

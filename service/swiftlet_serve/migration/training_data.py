@@ -80,9 +80,9 @@ def _texts(body: dict[str, Any]) -> list[str]:
         return [inputs]
     if isinstance(inputs, list):
         return inputs if all(isinstance(text, str) for text in inputs) else []
-    if "state" in body:
-        return [text_of(body["state"])]
     try:
+        if "state" in body:
+            return [text_of(body["state"], "/state")]
         return [input_text(INPUT.validate_python(body.get("input")))]
     except (ValidationError, SwiftletError):
         return []

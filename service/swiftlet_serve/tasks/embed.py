@@ -230,11 +230,12 @@ class Embed(OneByOne):
         before, after = self.tokenizer.special_ends
         for row, place in zip(rows, places, strict=True):
             used = set(row)
-            if wrong := [token for token in used if token >= self.vocab_size or not self.tokenizer.is_text(token)]:
+            if wrong := {token for token in used if token >= self.vocab_size or not self.tokenizer.is_text(token)}:
+                first = next(i for i, token in enumerate(row) if token in wrong)
                 detail = (
                     "A token id is padding, or is not in the vocabulary of the model. Send texts, or ids of its tokens."
                 )
-                raise invalid_value(f"{place}/{min(map(row.index, wrong))}", "unknown_token", detail)
+                raise invalid_value(f"{place}/{first}", "unknown_token", detail)
             if not used - {*before, *after}:
                 raise empty_input(place)
         try:

@@ -77,8 +77,8 @@ class RequestRecord:
 
     @property
     def input_tokens(self) -> int:
-        """The tokens of all sequences before they were cut."""
-        return self.tokens + self.left_out
+        """The tokens of all sequences before they were cut, also of those whose rows were there already."""
+        return self.tokens + self.kept_tokens + self.left_out
 
     def accept(self, sequences: int, tokens: int) -> bool:
         """Notes that a part of the request is queued. Returns whether all of it is, so that it is accepted now."""

@@ -289,11 +289,11 @@ class Supervisor:
         try:
             await loop.run_in_executor(self._spawner, process.load)
             await process.connect()
+            self._take_reports(process)  # first, so that the weights of a model that was removed meanwhile are closed
             await self._update_models(process)
         except BaseException:
             process.kill()
             raise
-        self._take_reports(process)
         return process
 
     async def _update_models(self, process: WorkerProcess) -> None:

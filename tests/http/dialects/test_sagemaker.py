@@ -98,6 +98,21 @@ def test_csv_has_named_columns(client, own):
     ]
 
 
+def test_csv_holds_any_text_and_may_begin_with_a_byte_order_mark(wide_client):
+    texts = [r"saved in C:\, and D:\ ".strip(), *["[red] {blue}, [green] {x}"] * (MAX_INPUTS - 1)]
+    rows = "".join(f'"{text}"\n' for text in texts)
+    response = invoke(wide_client, f"\ufefftext\n{rows}".encode(), CSV)
+
+    assert response.status_code == 200
+    assert response.json() == wide_client.post("/classify", json={"inputs": texts}).json()
+
+
+def test_lines_have_no_room_for_details(client):
+    problem = assert_problem(invoke(client, '{"inputs": "a", "details": true}', LINES), 422, "validation_failed")
+
+    assert problem["errors"] == [{"pointer": "/0/details", "code": "unsupported"}]
+
+
 def test_attributes_of_the_response_tell_what_our_headers_tell(client):
     response = invoke(client, {"inputs": ["a " * 100, "b"]}, **{"X-Amzn-Trace-Id": "Root=1-a"})
 

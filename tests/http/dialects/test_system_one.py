@@ -199,7 +199,17 @@ def test_numbers_of_a_state_are_text(number, every_client):
     content = (body % (number, json.dumps(NOUL))).encode()
     response = every_client.post("/v1/systemone", content=content, headers={"content-type": "application/json"})
 
-    assert response.status_code == (422 if len(number) > 1000 else 200)
+    assert response.status_code == (200 if number == "-0" else 422)
+    if number in {"1e400", "NaN"}:
+        assert response.json()["detail"][0]["loc"] == ["body", "state"]
+
+
+def test_level_is_a_finite_number_in_the_legend(every_client):
+    body = b'{"model": "zero-shot", "state": "x", "questions": {"q": {"type": "score", "criteria": [[1e999], "b"]}}}'
+    response = every_client.post("/v1/systemone", content=body, headers={"content-type": "application/json"})
+
+    assert response.status_code == 422
+    assert response.json()["detail"][0]["loc"] == ["body", "questions", 0, "criteria", 0]
 
 
 @pytest.mark.parametrize(("model", "status"), [(SECRET, 404), ("qa", 404), ("zero-shot@9", 404), ("jev-latest@9", 404)])

@@ -26,7 +26,7 @@ def _list(runtime: Runtime, _: Mapping[str, str]) -> Response:
 
 def _about(name: str, pipeline: Pipeline) -> dict[str, str]:
     """Returns a model as System One describes it. Artifacts have no date."""
-    summary = pipeline.model.artifact.public_card().get("summary", "")
+    summary = pipeline.model.card.get("summary", "")
     return {"name": name, "description": str(summary), "release_date": ""}
 
 

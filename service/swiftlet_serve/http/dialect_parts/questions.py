@@ -152,11 +152,19 @@ def ask(
     return translation(pipeline, {"inputs": text, "parameters": parameters}, render, Wording(renamed(labels | names)))
 
 
-def text_of(content: Content) -> str:
-    """Returns a content as a text, which is empty if the content is."""
+def text_of(content: Content, at: str) -> str:
+    """Returns a content as a text, which is empty if the content is.
+
+    Raises:
+        Unprocessable: the content, at this JSON Pointer, has a number that is not finite.
+    """
     if isinstance(content, str):
         return content
-    return json.dumps(content, ensure_ascii=False) if content else ""
+    try:
+        return json.dumps(content, ensure_ascii=False, allow_nan=False) if content else ""
+    except ValueError:
+        detail = "A number is not finite or too large. Send a finite number."
+        raise invalid_value(at, "finite_number", detail) from None
 
 
 def _check_content(question: Question) -> None:

@@ -148,7 +148,7 @@ def _text(content: Texts, pointer: str) -> str:
 def _part(part: Part, pointer: str) -> str:
     """Raises Unprocessable if a part is neither a text nor JSON."""
     if part.type == "input_json" and isinstance(part.data, dict | list):
-        return text_of(part.data)
+        return text_of(part.data, f"{pointer}/data")
     if part.text is None:
         detail = "A part of the content is neither a text nor JSON. Send these only."
         raise invalid_value(pointer, "unsupported", detail)

@@ -60,6 +60,9 @@ def invoke(runtime: Runtime, request: Request) -> Translation:
             name = bodies.validate(Named, others).model
         pipeline = runtime.catalog.find(name, request.version)
         translation = instances.translate(pipeline, inputs, others, "", _renderer(request, media_type))
+        if translation.request.details:
+            detail = f"Rows of answers have no room for details. Send {JSON}, or leave details out."
+            raise invalid_value("/0/details", "unsupported", detail)
     else:
         detail = f"The Content-Type is not supported. Send {JSON}, {LINES[0]} or {CSV}."
         raise UnsupportedMediaType("unsupported_media_type", detail, headers={"accept": f"{JSON}, {LINES[0]}, {CSV}"})
@@ -110,12 +113,14 @@ def _read(body: bytes | bytearray, media_type: str) -> tuple[Sequence[Any], Mapp
         Unprocessable: it has no rows or too many, or rows that do not fit together.
     """
     try:
-        text = body.decode()
+        text = body.decode("utf-8-sig")  # Excel's CSV begins with a byte order mark
     except UnicodeDecodeError:
         raise InvalidRequest("invalid_utf8", "The body is not valid UTF-8. Encode it as UTF-8.") from None
+    if media_type == CSV:
+        return _read_csv(text), {}
     if bodies.has_more_items(body, BodyModel.max_items):
         raise bodies.too_many_items(BodyModel.max_items)
-    return (_read_csv(text), {}) if media_type == CSV else _read_lines(text)
+    return _read_lines(text)
 
 
 def _renderer(request: Request, media_type: str) -> Callable[[list[Any], RequestRecord], TaskResponse]:

@@ -97,29 +97,34 @@ def decide(runtime: Runtime, request: Request) -> Translation:
     pipeline = runtime.catalog.find(body.model, request.version)
     questions = [_question(question, f"/questions/{i}") for i, question in enumerate(body.questions.values())]
     respond = partial(_answers, body.questions)
-    return ask(pipeline, text_of(body.state), questions, "/state", respond, truncate=body.truncation)
+    return ask(pipeline, text_of(body.state, "/state"), questions, "/state", respond, truncate=body.truncation)
 
 
 def _question(question: Noul | Options | Levels, pointer: str) -> Question:
-    instructions = None if question.instructions is None else text_of(question.instructions)
+    """Raises Unprocessable if a content has a number that is not finite."""
+    instructions = None if question.instructions is None else text_of(question.instructions, f"{pointer}/instructions")
     at = f"{pointer}/criteria"
     match question:
         case Noul():
             criteria = question.criteria or Criteria()
             sides = [(name, getattr(criteria, name)) for name in ("true", "false")]
-            options = tuple(Option(name, text_of(side), f"{at}/{name}") for name, side in sides if side is not None)
+            options = tuple(_option(name, side, f"{at}/{name}") for name, side in sides if side is not None)
             negated = [option.value for option in options] == ["false"]
             return Question("predicate", pointer, instructions, options, negated)
         case Options():
             options = tuple(
-                Option(name, name if meaning is None else text_of(meaning), f"{at}/{i}")
+                _option(name, name if meaning is None else meaning, f"{at}/{i}")
                 for i, (name, meaning) in enumerate(question.criteria.items())
             )
             return Question("choice", pointer, instructions, options)
         case Levels():
-            texts = map(text_of, question.criteria)
+            texts = [text_of(criterion, f"{at}/{i}") for i, criterion in enumerate(question.criteria)]
             options = tuple(Option(text, text, f"{at}/{i}") for i, text in enumerate(texts))
             return Question("score", pointer, instructions, options)
+
+
+def _option(value: str, content: Content, pointer: str) -> Option:
+    return Option(value, text_of(content, pointer), pointer)
 
 
 def _answers(

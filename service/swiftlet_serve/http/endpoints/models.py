@@ -91,8 +91,8 @@ def describe(pipeline: Pipeline, default: bool, runtime: str, versions: Sequence
         languages=list(manifest.languages),
         mask=getattr(pipeline.model.task, "mask", None),
         members=list(pipeline.model.member_names),
-        card=pipeline.model.artifact.public_card(),
-        certificate=pipeline.model.artifact.certificate(),
+        card=pipeline.model.card,
+        certificate=pipeline.model.certificate,
         versions=[
             VersionInfo(
                 version=version.version,
