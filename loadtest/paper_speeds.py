@@ -252,6 +252,7 @@ def report(shapes: Mapping[str, Shape], found: Mapping[str, Mapping[str, float]]
 
 def draw(shapes: Mapping[str, Shape], found: Mapping[str, Mapping[str, float]], path: Path) -> None:
     """Writes a picture of the ratios: the paper's, and those of each way."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     names = [name for name, shape in shapes.items() if shape.beside != name and shape.beside in found]
@@ -270,7 +271,8 @@ def draw(shapes: Mapping[str, Shape], found: Mapping[str, Mapping[str, float]], 
     axes.invert_yaxis()
     axes.set_xlabel("times as fast")
     axes.legend()
-    figure.savefig(path, format=path.suffix[1:], metadata={"Date": None})
+    with rc_context({"svg.fonttype": "none"}):  # text instead of outlines
+        figure.savefig(path, format=path.suffix[1:], metadata={"Date": None})
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from typing import Final
 
 import torch
 import torch.nn.functional as F
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from swiftlet_models.artifact import TOKENIZER, Artifact, open_artifact
@@ -86,7 +87,8 @@ def plot_distances(measured: Sequence[Measured], out: Path) -> None:
             axes.plot(range(1, len(layers) + 1), [getattr(layer, kind) for layer in layers], label=name, marker=".")
         axes.set(title=title, xlabel="layer", ylim=(0, None))
         axes.legend()
-    figure.savefig(out, format="svg", metadata={"Date": None})
+    with rc_context({"svg.fonttype": "none"}):  # text instead of outlines
+        figure.savefig(out, format="svg", metadata={"Date": None})
 
 
 def _read_texts(path: Path) -> list[str]:

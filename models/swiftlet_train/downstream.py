@@ -12,6 +12,7 @@ from statistics import mean
 from typing import Final
 
 import torch
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from swiftlet_models import datasets
@@ -123,7 +124,8 @@ def plot_scores(scores: Sequence[CheckpointScore], out: Path) -> None:
                 axes.plot([at] * len(point.scores), point.scores, color=colour, marker=".", linestyle="none", alpha=0.5)
         axes.set(title=task, xlabel="TFLOP of pre-training", ylabel="accuracy (%)")
         axes.legend()
-    figure.savefig(out, format="svg", metadata={"Date": None})
+    with rc_context({"svg.fonttype": "none"}):  # text instead of outlines
+        figure.savefig(out, format="svg", metadata={"Date": None})
 
 
 def _load_checkpoint(recipe: Recipe, tokenizer: Tokenizer, directory: Path, step: int) -> Model:

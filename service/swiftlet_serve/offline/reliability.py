@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from swiftlet_models.calibration import Bin
@@ -29,4 +30,5 @@ def draw(calibration: Calibration, out: Path) -> None:
             axes.scatter(confidence, accuracy, s=areas, color=line[0].get_color(), alpha=0.5)
         axes.set(title=kind, xlabel="confidence", ylabel="share of right answers", xlim=(0, 1.02), ylim=(0, 1.02))
         axes.legend(loc="upper left")
-    figure.savefig(out, format="svg", metadata={"Date": None})
+    with rc_context({"svg.fonttype": "none"}):  # text instead of outlines
+        figure.savefig(out, format="svg", metadata={"Date": None})
