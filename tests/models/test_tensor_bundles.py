@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from swiftlet_models.checkpoint_tensors import ConversionError, open_tensors
-from swiftlet_models.tensor_bundles import crc32c, snappy
+from swiftlet_models.tensor_bundles import crc32c
 from swiftlet_models.tensor_bundles.bundle import Bundle, BundleError
 from swiftlet_models.tensor_bundles.table import MAX_BYTES, read_table
 from tests.support import tensor_bundles as support
@@ -60,7 +60,7 @@ def check(directory: Path) -> None:
         assert found[name].shape == array.shape
 
 
-@pytest.mark.parametrize("options", [{}, {"compressed": True}, {"per_block": 1}, {"files": 3}, {"per_block": 3}])
+@pytest.mark.parametrize("options", [{}, {"per_block": 1}, {"files": 3}, {"per_block": 3}])
 def test_arrays_are_read_as_they_were_written(tmp_path: Path, options: dict[str, Any]) -> None:
     check(write(tmp_path, **options))
 
@@ -85,7 +85,7 @@ with tf.Session() as session:
 @pytest.mark.skipif("TENSORFLOW_PYTHON" not in os.environ, reason="needs the Python of an environment with TensorFlow")
 def test_tensorflow_reads_and_writes_the_same(tmp_path: Path) -> None:
     np.savez(tmp_path / "arrays.npz", **{name.replace("/", "|"): array for name, array in ARRAYS.items()})
-    options: dict[str, dict[str, Any]] = {"plain": {}, "compressed": {"compressed": True}, "files": {"files": 2}}
+    options: dict[str, dict[str, Any]] = {"plain": {}, "files": {"files": 2}}
     for name, chosen in options.items():
         (tmp_path / name).mkdir()
         write(tmp_path / name, **chosen)
@@ -104,34 +104,6 @@ def test_checksum_of_parts_is_that_of_the_whole(length: int) -> None:
     data = random.Random(length).randbytes(length)
     state = crc32c.update(crc32c.update(crc32c.START, data[: length // 3]), data[length // 3 :])
     assert crc32c.mask(state) == support.checksum(data)
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"a", bytes(300), b"abcd" * 50 + b"xyz", b"a" * 70_000, bytes(range(256)) * 20]
-)
-def test_blocks_are_decompressed(content: bytes) -> None:
-    assert snappy.decompress(support.snappy(content), len(content)) == content
-
-
-def test_long_literals_and_far_copies_are_decompressed() -> None:
-    literal = bytes(range(200))
-    copies = bytes([59 << 2 | 2, 200, 0, 9 << 2 | 3, 4, 0, 0, 0, 5 - 4 << 2 | 1, 1])
-    block = support.varint(275) + bytes([60 << 2, 199]) + literal + copies
-    assert snappy.decompress(block, 275) == literal + literal[:60] + literal[56:60] * 2 + literal[56:58] + b"9" * 5
-
-
-@pytest.mark.parametrize(
-    "block",
-    [b"", b"\xff", b"\x05\x10abc", b"\x04\x01\x01", b"\x04\x00a\x01\x05", b"\x01\x04ab", b"\x09\x00a", b"\x04\xf0"],
-)
-def test_damaged_blocks_are_refused(block: bytes) -> None:
-    with pytest.raises(ValueError, match=r"block|number"):
-        snappy.decompress(block, 100)
-
-
-def test_block_is_not_longer_than_it_may_be() -> None:
-    with pytest.raises(ValueError, match="too large"):
-        snappy.decompress(support.varint(1 << 40) + b"\0a", 1 << 20)
 
 
 def test_each_cut_and_each_flip_of_the_index_is_found(tmp_path: Path) -> None:
@@ -190,6 +162,10 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "many files": (
         lambda path: (path / "it.ckpt.index").write_bytes(table({b"": header(1 << 40)})),
         "the number of files is invalid",
+    ),
+    "compressed": (
+        lambda path: (path / "it.ckpt.index").write_bytes(table({b"": header()}, compressed=True)),
+        "a block is compressed or too large",
     ),
     "big-endian": (
         lambda path: (path / "it.ckpt.index").write_bytes(table({b"": header(endianness=1)})),

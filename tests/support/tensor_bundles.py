@@ -54,21 +54,6 @@ def header(files: int = 1, **fields: int) -> bytes:
     return number_field(1, files) + number_field(2, fields.get("endianness", 0)) + field(3, number_field(1, 1))
 
 
-def snappy(content: bytes) -> bytes:
-    """Compresses as Snappy may: some bytes as they are, then repetitions of 4 bytes where there are any."""
-    parts, at = [varint(len(content))], 0
-    while at < len(content):
-        back = at - content.rfind(content[at : at + 4], max(0, at - 2000), at)
-        if back <= min(at, 2000) and content[at - back :][:4] == content[at : at + 4] and len(content) - at >= 4:
-            parts.append(bytes([back >> 8 << 5 | 1, back & 255]))  # 4 bytes, and up to 2,047 back
-            at += 4
-        else:
-            size = min(4, len(content) - at)
-            parts.append(bytes([size - 1 << 2]) + content[at : at + size])
-            at += size
-    return b"".join(parts)
-
-
 def table(
     values: Mapping[bytes, bytes], *, per_block: int = 16, compressed: bool = False, repeat: bool = False
 ) -> bytes:
@@ -83,7 +68,6 @@ def table(
             block += varint(shared) + varint(len(name) - shared) + varint(len(value)) + name[shared:] + value
             last = name
         block += struct.pack("<II", 0, 1)
-        block = snappy(block) if compressed else block
         place = varint(len(content)) + varint(len(block))
         kind = bytes([compressed])
         content.extend(block + kind + struct.pack("<I", checksum(block + kind)))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from swiftlet_models.graphs.protobuf import read_varint
-from swiftlet_models.tensor_bundles import crc32c, snappy
+from swiftlet_models.tensor_bundles import crc32c
 
 MAX_BYTES: Final = 8 << 20  # of a table, also when it is decompressed. That of a BERT-large has 60 kB
 MAX_ENTRIES: Final = 1 << 16
@@ -66,9 +66,9 @@ def _block(content: bytes, place: range, end: int, most: int) -> bytes:
     kind, checksum = _CHECKSUM.unpack_from(content, place.stop)
     if crc32c.mask(crc32c.update(crc32c.START, content[place.start : place.stop + 1])) != checksum:
         raise ValueError("a block does not have its checksum.")
-    if kind > 1 or len(block) > most:
-        raise ValueError("a block has another compression or is too large.")
-    return snappy.decompress(block, most) if kind else block
+    if kind or len(block) > most:  # TensorFlow has compressed none since 1.2
+        raise ValueError("a block is compressed or too large.")
+    return block
 
 
 def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
