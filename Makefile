@@ -29,10 +29,10 @@ test: $(DEVELOPMENT)/ready ## run the tests; with CHANGED=1 those that differenc
 	$(if $(CHANGED),$(SELECT) changed | xargs --no-run-if-empty $(PYTEST),$(PYTEST) $(TESTS))
 
 quick: $(DEVELOPMENT)/ready ## run the tests that need neither torch, processes, a browser, emulation nor a network
-	$(SELECT) quick | xargs $(PYTEST)
+	$(SELECT) quick | xargs $(PYTEST) --numprocesses auto
 
 exhaustive: $(DEVELOPMENT)/ready ## run the further cases that `make test` leaves out; half an hour
-	$(PARALLEL) -m exhaustive $(TESTS)
+	$(PARALLEL) -m 'exhaustive or hypothesis' --hypothesis-profile exhaustive $(TESTS)
 
 # Separate from `make test`: before Python 3.12, tracing doubles the time of the tests that train.
 coverage: $(DEVELOPMENT)/ready ## run the tests and print the share of lines that they run

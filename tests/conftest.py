@@ -26,7 +26,8 @@ if not Path("/dev/nvidiactl").exists():
 gc.disable()
 
 # Every run uses the same examples. There is no time limit for an example, because the machine may be busy.
-settings.register_profile("swiftlet", derandomize=True, deadline=None, database=None)
+settings.register_profile("swiftlet", derandomize=True, deadline=None, database=None, max_examples=30)
+settings.register_profile("exhaustive", settings.get_profile("swiftlet"), max_examples=500)
 settings.load_profile("swiftlet")
 
 

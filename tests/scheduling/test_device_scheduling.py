@@ -10,10 +10,11 @@ import pytest
 from swiftlet_models.encodings import Encoding
 from swiftlet_serve.types import BatchResult, Cost
 from tests.support.simulation import ROW, Client, Executor, simulate, summary
+from tests.support.tiers import first
 
 COPY_S = 0.015
 TOKENS = 2048  # of the largest batch
-UNTIL = 8.0
+UNTIL = 5.0
 MEAN_LENGTH = 0.9 * 25 + 0.1 * 300
 
 
@@ -64,7 +65,7 @@ def test_two_calls_in_flight_hide_the_copies():
     assert busy_share(2) > 0.93
 
 
-@pytest.mark.parametrize("times", [1.5, 5])
+@pytest.mark.parametrize("times", first([1.5, 5], 5))
 def test_scheduler_learns_what_calls_in_flight_take(times):
     """A call takes longer beside another one. Requests that are admitted are still answered in time."""
     device = Device(2)
@@ -77,9 +78,9 @@ def test_scheduler_learns_what_calls_in_flight_take(times):
 
 def test_scheduler_learns_that_a_device_slows_down():
     """As a GPU does that gets too hot."""
-    device = Device(2, slowdown=lambda now: 2.0 if now > 2 else 1.0)
+    device = Device(2, slowdown=lambda now: 2.0 if now > 1 else 1.0)
     results = simulate([Client(lambda _: 2 * PEAK)], UNTIL, device)
-    figures = summary([one for one in results if one.arrived >= 4], UNTIL - 4)
+    figures = summary([one for one in results if one.arrived >= 2], UNTIL - 2)
 
     assert figures["goodput"] >= 0.9 * PEAK / 2
     assert figures["late"] <= 0.02

@@ -1,7 +1,7 @@
 """The two tiers of tests: `make test` runs the first one, and `make exhaustive` the second, every night.
 
 The second tier has further cases of what a case of the first tier shows, or more of the same work. They have the mark
-`exhaustive`, which these functions give to cases.
+`exhaustive`, which these functions give to cases. It also repeats the tests of properties with many more examples.
 """
 
 from __future__ import annotations
