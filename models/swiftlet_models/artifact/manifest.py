@@ -125,12 +125,23 @@ class Embedding:
 
 
 @dataclass(frozen=True)
+class PairPrompt:
+    """The words around a query and a document, of a model that reads both as one text."""
+
+    before: tuple[str, ...]
+    """The words before the document. Every second part is a field: "query", or "instruction"."""
+    after: str  # the words behind the document
+    instruction: str = ""  # of requests without one
+
+
+@dataclass(frozen=True)
 class Reading:
     """How texts are read, beyond what `tokenizer.json` says."""
 
     truncation_side: Side = "right"  # the side where a long text loses tokens, and windows start
     special_tokens: tuple[str, ...] = ()  # that a text may contain. All others are read as common text
     skip_unknown: bool = False  # whether unknown tokens are left out, unless a text has no other
+    pair_prompt: PairPrompt | None = None  # of a cross-encoder; None: `tokenizer.json` says how a pair is read
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from swiftlet_models.artifact.manifest import (
     LabelScorer,
     Manifest,
     MultiVector,
+    PairPrompt,
     Pooling,
     Precision,
     Problem,
@@ -231,17 +232,35 @@ def _parse_reading(document: object) -> Reading:
     if document is None:
         return Reading()
     if isinstance(document, dict):
-        document = {"skip_unknown": False} | document  # which older manifests lack
+        document = {"skip_unknown": False, "pair_prompt": None} | document  # which older manifests lack
     if not _has_fields(document, Reading):
         raise ValueError("the field 'reading' has a wrong value.")
-    tokens = document["special_tokens"]
+    tokens, prompt = document["special_tokens"], _parse_pair_prompt(document["pair_prompt"])
     valid = {
+        "pair_prompt": prompt is not False,
         "truncation_side": document["truncation_side"] in get_args(Side),
         "special_tokens": isinstance(tokens, list) and all(isinstance(token, str) and token for token in tokens),
         "skip_unknown": document["skip_unknown"] in (True, False),
     }
     _check_parts("reading", valid)
-    return Reading(**document | {"special_tokens": tuple(tokens)})
+    return Reading(**document | {"special_tokens": tuple(tokens), "pair_prompt": prompt})
+
+
+def _parse_pair_prompt(document: object) -> PairPrompt | Literal[False] | None:
+    """Returns the prompt of a pair, or None if it is null, or False if it has a wrong value."""
+    if document is None:
+        return None
+    if not _has_fields(document, PairPrompt):
+        return False
+    before = document["before"]
+    good = (
+        isinstance(before, list)
+        and all(isinstance(part, str) for part in (*before, document["after"], document["instruction"]))
+        and len(before) % 2 == 1
+        and "query" in before[1::2]
+        and {*before[1::2]} <= {"query", "instruction"}
+    )
+    return good and PairPrompt(**document | {"before": tuple(before)})
 
 
 def _parse_labelling(document: object, embedding: Embedding | None, *, has_head: bool) -> Labelling | None:
