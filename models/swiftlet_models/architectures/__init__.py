@@ -18,7 +18,6 @@ from typing import Any, Final, Protocol
 from swiftlet_models.architectures.checkpoints import Checkpoints
 
 _HELPERS: Final = frozenset({"checkpoints", "descriptions", "layers", "settings", "standard", "traits"})
-_OF_CODE: Final = frozenset({"jina_bert"})
 _OF_OTHERS: Final = frozenset({"static"})  # networks that transformers does not have
 
 
@@ -45,7 +44,8 @@ def model_types(*, of_code: bool = True) -> list[str]:
 
     Without `of_code`, those are left out whose code lies beside a checkpoint and is not part of transformers.
     """
-    return sorted({*names()} - _OF_OTHERS - (frozenset() if of_code else _OF_CODE))
+    known = sorted({*names()} - _OF_OTHERS)
+    return known if of_code else [name for name in known if not describe(name).CHECKPOINTS.said_by]
 
 
 def name_of(settings: Mapping[str, Any]) -> str:
