@@ -65,6 +65,7 @@ class Sparse:
     by: Literal["vocabulary", "tokens"]
     logarithms: int = 1
     ignored: tuple[int, ...] = ()  # ids of tokens that have no weight
+    static_query: bool = False  # whether the tokens of a query have weights of `head.safetensors`, without the network
 
 
 @dataclass(frozen=True)
@@ -218,6 +219,6 @@ class Manifest:
     embedding: Embedding | None = None  # for the head "embedding", and only for it
     decisions: Decisions | None = None  # None: not calibrated, and nothing is mapped
     reading: Reading = Reading()
-    labelling: Labelling | None = None  # for a model with `head.safetensors`, and only for it
+    labelling: Labelling | None = None  # for a model with `head.safetensors`, unless that is for queries
     languages: tuple[str, ...] = ()  # BCP 47 tags of the texts that the model was trained for; empty: not known
     format: int = FORMATS[WEIGHTS]

@@ -164,6 +164,8 @@ def _parse_part(kind: type[Sparse | MultiVector], document: object) -> Sparse | 
     """Returns a part of the field `embedding`, or None if it is null, or False if it has a wrong value."""
     if document is None:
         return None
+    if kind is Sparse and isinstance(document, dict):
+        document = {"static_query": False} | document  # which older manifests lack
     if not _has_fields(document, kind):
         return False
 
@@ -174,7 +176,11 @@ def _parse_part(kind: type[Sparse | MultiVector], document: object) -> Sparse | 
     if not isinstance(ignored, list) or not all(map(is_number, ignored)):
         return False
     if kind is Sparse:
-        good = document["by"] in ("vocabulary", "tokens") and document["logarithms"] in (0, 1, 2)
+        good = (
+            document["by"] in ("vocabulary", "tokens")
+            and document["logarithms"] in (0, 1, 2)
+            and isinstance(document["static_query"], bool)
+        )
     else:
         prefixes = document["prefixes"]
         good = (
@@ -265,9 +271,10 @@ def _parse_pair_prompt(document: object) -> PairPrompt | Literal[False] | None:
 
 def _parse_labelling(document: object, embedding: Embedding | None, *, has_head: bool) -> Labelling | None:
     """Raises ValueError if the field `labelling` has a wrong value, or does not fit the files or the network."""
-    if document is None and not has_head:
+    is_for_queries = embedding is not None and embedding.sparse is not None and embedding.sparse.static_query
+    if document is None and has_head == is_for_queries:
         return None
-    if not has_head or not _has_fields(document, Labelling):
+    if not has_head or is_for_queries or not _has_fields(document, Labelling):
         raise ValueError("the field 'labelling' has a wrong value.")
     labels, scale = document["labels"], document["scale"]
     valid = {

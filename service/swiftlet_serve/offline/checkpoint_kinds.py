@@ -155,6 +155,7 @@ def _of_encoder(encoder: sentences.SentenceEncoder, adapter: Adapter | None, **m
         encoder.embedding,
         encoder.dense,
         adapter,
+        label_head=None if encoder.query_weights is None else {tasks.QUERY_WEIGHTS: encoder.query_weights},
         **more,
     )
 
