@@ -75,7 +75,7 @@ def convert(
     settings = adapter.settings if adapter else read_object(directory / "config.json")
     if refusal := architectures.refusal(settings.get("model_type")):
         raise ConversionError(refusal)
-    architecture = str(settings["model_type"]).replace("-", "_")
+    architecture = architectures.name_of(settings)
     # The head in whose place the checkpoint has the parameters.
     stored: Head = "masked_lm" if embedding and embedding.by_vocabulary else head
     config = translate_config(architecture, settings, stored)

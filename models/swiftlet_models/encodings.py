@@ -42,6 +42,7 @@ class Encoding:
     attended: int | None = field(default=None, kw_only=True)  # tokens that tokens attend to, the first ones; None: all
     head: int = field(default=0, kw_only=True)  # that reads the sequence, among those of the network's trunk
     member: int = field(default=0, kw_only=True)  # whose network reads it, if several models answer as one
+    looked_up: bool = field(default=False, kw_only=True)  # whether its answer needs no row of the network
     kept: bool = field(default=False, kw_only=True)  # whether its row is kept, since other requests have it, too
 
     @property

@@ -111,6 +111,15 @@ def _check_traits(traits: Traits) -> None:
         ),
         "distances meet heads of keys or a norm of heads": traits.relative is not None
         and (traits.key_heads is not None or traits.head_norm),
+        "norms of all columns or second norms meet a rotation, a bottleneck, or norms in front": (
+            traits.wide_norm or traits.second_norm
+        )
+        and (
+            traits.bottleneck is not None
+            or traits.relative is not None
+            or traits.norm_position != "after"
+            or any(part.theta for part in traits.attention)
+        ),
         "the embeddings have a NoNorm without a projection in front": embedding.norm == "no_norm"
         and embedding.projection != "words",
         "the trigram is not projected": embedding.window > 1 and embedding.projection != "words",
@@ -237,6 +246,9 @@ class _Network(FoldedParameters):
             yield from self.narrow_inputs(name, self.kept, reads=reads)
             key, value = Place("key", 0, width), Place("value", 0, width)
             residual = Place(f"narrow.{self.kept.residual}", 0, query.width)
+        elif traits.wide_norm:
+            yield from self.normed_inputs(name, reads=reads)
+            key, value = Place("key", 0, width), Place("value", 0, width)
         else:
             has_norm = name + "attention_norm.weight" in self.vectors
             x = "normed" if has_norm else "hidden"
@@ -264,7 +276,12 @@ class _Network(FoldedParameters):
             relative=self.relative(name),
         )
         stream = "inner" if traits.bottleneck else "hidden"
-        yield from self.add_and_norm(stream, "attended", name + "output", residual)
+        if traits.second_norm:
+            yield replace(self.multiply("projected", "attended", name + "output"), residual=residual)
+            yield self.norm("projected", "projected", name + "output.norm", residual)
+            yield self.norm(stream, "projected", name + "second_norm")
+        else:
+            yield from self.add_and_norm(stream, "attended", name + "output", residual)
         for j, parts in enumerate(traits.feed_forward):
             network, x = f"{networks}feed_forward.{j}.", stream
             if self.norm_first:
@@ -279,6 +296,16 @@ class _Network(FoldedParameters):
             )
         if traits.bottleneck:
             yield from self.add_and_norm("hidden", "inner", name + "leave", self.place("hidden"))
+
+    def normed_inputs(self, name: str, *, reads: bool) -> Iterator[Step]:
+        """Yields key, value and query, where a norm of all columns follows key and query."""
+        yield self.multiply("key", "hidden", name + "key")
+        yield self.norm("key", "key", name + "key_norm")
+        yield self.multiply("value", "hidden", name + "value")
+        if reads:
+            yield Read("hidden", "hidden")
+        yield self.multiply("query", "hidden", name + "query_residual")
+        yield self.norm("query", "query", name + "query_norm")
 
     def narrow_inputs(self, name: str, bottleneck: BottleneckTraits, *, reads: bool) -> Iterator[Step]:
         """Yields the bottlenecks that have a LayerNorm, and the query, key and value that read them."""

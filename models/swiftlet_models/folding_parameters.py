@@ -25,6 +25,7 @@ from dataclasses import replace
 import numpy as np
 
 from swiftlet_models.architectures.traits import (
+    LinearBias,
     PositionBias,
     RelativeTraits,
     Traits,
@@ -112,8 +113,11 @@ class FoldedParameters:
         self.vectors |= tables
         self.words = words
 
-    def take_position_bias(self, bias: PositionBias) -> None:
+    def take_position_bias(self, bias: PositionBias | LinearBias) -> None:
         longest = self.sizes.positions
+        if isinstance(bias, LinearBias):
+            self.vectors["position_bias"] = bias.table(longest, self.traits.heads)
+            return
         table = self.array("encoder.position_bias.weight")  # (buckets, A)
         self.vectors["position_bias"] = table[[bias.bucket(d) for d in range(1 - longest, longest)]].T
 
@@ -175,15 +179,24 @@ class FoldedParameters:
             query, key = compose(query, entry), compose(key, entry)
         if bottleneck and bottleneck.value:
             value = compose(value, self.bottleneck(source + bottleneck.value))
-        self.products[name + "key_value"] = stack(key, value)
         scale = self.scale
+        if self.traits.wide_norm:
+            self.products |= {name + "key": key, name + "value": value, name + "query_residual": query}
+            for part, factor in (("query_norm", scale), ("key_norm", 1.0)):
+                self.take_norm(name + part, source + part)
+                for each in (".weight", ".bias"):
+                    self.vectors[name + part + each] = self.vectors[name + part + each] * factor
+        else:
+            self.products[name + "key_value"] = stack(key, value)
+        if self.traits.second_norm:
+            self.take_norm(name + "second_norm", source + "second_norm")
         if relative := self.traits.relative:
             scale /= math.sqrt(1 + relative.to_positions + relative.from_positions)
             self.take_distances(name, source, relative, scale)
         if self.traits.head_norm:
             for part, factor in (("query_norm", scale), ("key_norm", 1)):
                 self.vectors[name + part] = (self.array(f"{source}{part}.weight") + self.traits.norm_offset) * factor
-        else:
+        elif not self.traits.wide_norm:
             query = scaled(query, scale)
         if bottleneck:
             query = stack(query, self.bottleneck(source + bottleneck.residual))

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from swiftlet_models import architectures
 from swiftlet_models.architectures.settings import SIZE, Settings
-from swiftlet_models.architectures.traits import Traits
+from swiftlet_models.architectures.traits import PositionBias, Traits
 from swiftlet_models.artifact import Artifact, ArtifactError, Embedding, Head, Manifest
 from swiftlet_models.errors import ModelError
 
@@ -226,7 +226,7 @@ class _Expected:
     def add_encoder(self) -> None:
         traits, h, c, a = self.traits, self.hidden, self.inner, self.attended
         self._add_embeddings()
-        if traits.position_bias:
+        if isinstance(traits.position_bias, PositionBias):
             self.shapes["encoder.position_bias.weight"] = traits.position_bias.buckets, traits.heads
         relative = traits.relative
         if relative:
@@ -248,6 +248,11 @@ class _Expected:
             if traits.head_norm:
                 for part in ("query", "key"):
                     self.shapes[f"{layer}{part}_norm.weight"] = (a // traits.heads,)
+            if traits.wide_norm:
+                self._norm(layer + "query_norm", a)
+                self._norm(layer + "key_norm", self.keys)
+            if traits.second_norm:
+                self._norm(layer + "second_norm", c)
             self._linear(layer + "output", c, a)
             if traits.first_norm or name != traits.layers[0]:
                 self._norm(layer + "attention_norm", c)

@@ -20,9 +20,10 @@ from swiftlet_models import vector_forms
 from swiftlet_models.artifact import Dense, Embedding, Pooling, PoolingOption, Problem
 from swiftlet_models.checkpoint_tensors import ConversionError, open_tensors, read_object
 from swiftlet_models.checkpoint_tokenizer import read_limits
-from swiftlet_models.tensors import Weights
+from swiftlet_models.tensors import Weights, is_finite
 
 MODULES: Final = "modules.json"
+ROUTER: Final = "router_config.json"
 SETTINGS: Final = "config_sentence_transformers.json"
 LENGTHS: Final = tuple(
     f"sentence_{name}_config.json"
@@ -67,6 +68,7 @@ class SentenceEncoder:
     embedding: Embedding
     max_tokens: int | None = None  # the token limit of a text; None: the network's
     dense: Weights = field(default_factory=dict)  # the parameters of the head
+    query_weights: NDArray[np.float32] | None = None  # of the tokens of a query, if they need no network
 
 
 def is_encoder(directory: Path) -> bool:
@@ -99,12 +101,17 @@ def read_encoder(directory: Path, pooling: PoolingOption | None = None) -> Sente
     if vector_forms.is_stanford(directory):
         return _stanford(directory)
     modules = read_modules(directory)
+    query_weights = None
+    if modules[0][0] == "Router" and len(modules) == 1:
+        query_weights, modules = _routes(modules[0][1])
     kinds = [kind for kind, _ in modules]
     if kinds in (["Transformer", "SpladePooling"], ["MLMTransformer", "SpladePooling"]):
         prompts, default = read_prompts(directory)
         sparse, checkpoint = vector_forms.read_splade(modules[1][1]), modules[0][1]
+        if query_weights is not None:
+            sparse, prompts = replace(sparse, static_query=True), {"query": "", "document": "", **prompts}
         embedding = replace(vector_forms.SPLADE, sparse=sparse, prompts=prompts, default_prompt=default)
-        return SentenceEncoder(checkpoint, embedding, _max_tokens(checkpoint))
+        return SentenceEncoder(checkpoint, embedding, _max_tokens(checkpoint), query_weights=query_weights)
     if kinds[:2] == ["Transformer", "Dense"] and {*kinds[1:]} == {"Dense"}:
         return _late_interaction(directory, [path for _, path in modules])
     dense = [path for kind, path in modules if kind == "Dense"]
@@ -131,6 +138,34 @@ def read_encoder(directory: Path, pooling: PoolingOption | None = None) -> Sente
         default_prompt=default,
     )
     return _with_heads(SentenceEncoder(checkpoint, embedding, _max_tokens(checkpoint), parameters))
+
+
+def _routes(directory: Path) -> tuple[NDArray[np.float32], list[tuple[str, Path]]]:
+    """Reads a Router: the weights of a query's tokens (V,), and the modules of documents.
+
+    Raises:
+        ConversionError: the queries have other modules than SparseStaticEmbedding.
+    """
+    config = read_object(directory / ROUTER)
+    types, structure = config.get("types"), config.get("structure")
+    if not isinstance(types, dict) or not isinstance(structure, dict):
+        raise ConversionError(f"{ROUTER} does not list modules.")
+    routes: dict[object, list[tuple[str, Path]]] = {}
+    for route, names in structure.items():
+        for name in names if isinstance(names, list) else [None]:
+            if not isinstance(name, str) or name != Path(name).name or not isinstance(types.get(name), str):
+                raise ConversionError(f"{ROUTER} does not list modules with a type and a path.")
+            routes.setdefault(route, []).append((types[name].rpartition(".")[2], directory / name))
+    queries = routes.pop("query", [])
+    if [kind for kind, _ in queries] != ["SparseStaticEmbedding"] or [*routes] != ["document"]:
+        raise ConversionError(
+            f"{ROUTER}: only a Router with SparseStaticEmbedding for queries, and modules for documents, is supported."
+        )
+    with open_tensors(queries[0][1]) as tensors:
+        weights = tensors.get("weight")
+        if weights is None or len(weights.shape) != 1 or weights.dtype.kind != "f" or not is_finite(weights):
+            raise ConversionError("the module SparseStaticEmbedding has no weights of tokens.")
+        return np.asarray(weights, np.float32), routes["document"]
 
 
 def _with_heads(encoder: SentenceEncoder) -> SentenceEncoder:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from swiftlet_models import sentence_transformers, setfit, sources, static_embeddings
+from swiftlet_models import pair_prompts, sentence_transformers, setfit, sources, static_embeddings
 from swiftlet_models.checkpoint_tensors import ConversionError, read_object
 
 
@@ -25,6 +25,8 @@ def infer_task(directory: Path, source: str, settings: Mapping[str, Any] | None 
         return "classify"
     if static_embeddings.is_static(directory) or sentence_transformers.is_encoder(directory):
         return "embed"
+    if settings is None and pair_prompts.answers_yes_or_no(directory, source):
+        return "rerank"
     config = read_object(directory / "config.json") if settings is None else settings
     if task := sources.seems_for(config):
         return task

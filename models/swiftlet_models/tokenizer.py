@@ -16,6 +16,7 @@ times as fast as the tokenizers library. All other calls use `encode_batch` of t
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import re
@@ -33,7 +34,7 @@ from swiftlet_models.artifact import Reading
 from swiftlet_models.checkpoint_tokenizer import library_calls, read_directory, read_limits
 from swiftlet_models.encodings import Chunk, Encoding, Ids, Text, TextTooLong, TokenizedText, TooManyWindows, Window
 from swiftlet_models.piece_texts import PieceTexts
-from swiftlet_models.sequence_template import SequenceTemplate
+from swiftlet_models.sequence_template import SequenceTemplate, Slot
 from swiftlet_models.token_ranges import first_length, mirrored, pair_lengths, window_ranges
 from swiftlet_models.word_pieces import Rows, WordPieces
 
@@ -133,6 +134,21 @@ class Tokenizer:
     def bare(self, reading: Reading) -> Tokenizer:
         """Returns the same tokenizer with another reading, and without special tokens around a text."""
         return Tokenizer(self._document | {"post_processor": None}, reading)
+
+    def split_specials(self, text: str) -> list[str | int]:
+        """Returns the parts of a text that the model's author wrote: ids of special tokens, and the texts between."""
+        specials = sorted(filter(None, map(self.token, self.special_ids)), key=len, reverse=True)
+        parts = re.split(f"({'|'.join(map(re.escape, specials))})", text) if specials else [text]
+        found: list[Any] = [self._whole.token_to_id(part) if place % 2 else part for place, part in enumerate(parts)]
+        return [part for part in found if part != ""] or [""]
+
+    def framed(self, before: Ids, after: Ids) -> Tokenizer:
+        """Returns the same tokenizer with these tokens around a single text, which is cut from the right."""
+        framed = copy.copy(self)
+        slots = [Slot(int(number), 0, 0) for number in before], [Slot(int(number), 0, 0) for number in after]
+        framed._templates = [SequenceTemplate([*slots[0], Slot(None, 0, 0), *slots[1]]), self._templates[1]]
+        framed._from_left = False
+        return framed
 
     def save(self, path: Path) -> None:
         """Writes a `tokenizer.json`. `load` restores the same tokenizer from it."""

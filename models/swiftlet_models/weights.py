@@ -80,7 +80,7 @@ def read_head(artifact: Artifact) -> dict[str, Floats] | None:
     Raises:
         WeightsError: as `open_weights`.
     """
-    return read_weights(artifact.file(HEAD)) if artifact.manifest.labelling else None
+    return read_weights(artifact.file(HEAD)) if HEAD in artifact.manifest.files else None
 
 
 def read_header(file: IO[bytes]) -> dict[str, Tensor]:

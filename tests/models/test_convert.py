@@ -373,7 +373,7 @@ def test_convert_rejects_untied_masked_lm(tmp_path: Path, name: str) -> None:
     assert error_message(tmp_path, "fill-mask").startswith("config.json: tie_word_embeddings False is not supported")
 
 
-@pytest.mark.parametrize("architecture", architectures.model_types())
+@pytest.mark.parametrize("architecture", architectures.model_types(of_code=False))
 def test_defaults_equal_transformers(architecture: str) -> None:
     module = architectures.load(architecture)
     reference = Shape(architecture, {}).config()

@@ -20,10 +20,9 @@ from swiftlet_models.checkpoint_tensors import ConversionError
 from swiftlet_models.sentence_transformers import named_pooling, read_encoder
 from swiftlet_serve.inference.loading import load_model
 from swiftlet_serve.offline.evaluate import respond
-from tests.goldens.cases import HERE
-from tests.support.checkpoints import SMALL, randomise
+from tests.support.checkpoints import randomise
 from tests.support.embedding_parity import imported
-from tests.support.sentence_checkpoints import WIDTH, edit, make_sentence_encoder, save_transformer
+from tests.support.sentence_checkpoints import WIDTH, edit, make_sentence_encoder, save_masked_lm, save_transformer
 from tests.support.tiers import first
 
 TEXTS = ["A warm film.", "서울의 봄", "emoji 😀🎬 only", "a a a", "(long) words, " * 9, "naïve café"]
@@ -40,16 +39,6 @@ def answers(artifact: Artifact, **parameters: Any) -> Any:
 def tokens(checkpoint: Path, text: str, most: int) -> list[int]:
     ids: list[int] = BertTokenizerFast.from_pretrained(checkpoint)(text, truncation=True, max_length=most).input_ids
     return ids
-
-
-def save_masked_lm(path: Path) -> Path:
-    vocabulary = (HERE / "vocab.txt").read_text("utf-8").splitlines()
-    model = transformers.AutoModelForMaskedLM.from_config(SMALL["bert"].config(vocab_size=len(vocabulary))).eval()
-    randomise(model)
-    model.save_pretrained(path)
-    (path / "vocab.txt").write_text("\n".join(vocabulary) + "\n", "utf-8")
-    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}), "utf-8")
-    return path
 
 
 def test_splade_equals_the_sparse_encoder(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from swiftlet_serve.offline.import_checkpoint import import_checkpoint
 from tests.goldens import cases
 from tests.models.test_tokenizer_classes import entry, write
 from tests.support.checkpoints import AUTO, randomise
-from tests.support.drafts import catch_drafts
+from tests.support.drafts import answers, catch_drafts
 from tests.support.sentence_checkpoints import edit
 from tests.support.tiers import first
 
@@ -211,6 +211,8 @@ def test_pairs_without_a_separator_need_a_choice(drafts: list[Draft], tmp_path: 
     assert encode(one, inputs) == [reference("Who?</s>She.")["input_ids"]]
     one, _ = draft(drafts, source, "rerank", pair_separator="")
     assert encode(one, inputs) == [reference("Who?", "She.")["input_ids"]]
+    several = answers(one, {"query": "Who?", "texts": ["She.", "He."]})
+    assert len({text["score"] for text in several}) == 2  # the head reads the last token, which has seen both texts
 
 
 def test_a_wrong_task_is_refused_before_the_export(drafts: list[Draft], tmp_path: Path) -> None:

@@ -72,3 +72,14 @@ def edit(file: Path, **changes: Any) -> None:
     """Changes entries of a JSON object. None removes an entry."""
     document = json.loads(file.read_text("utf-8")) | changes
     file.write_text(json.dumps({key: value for key, value in document.items() if value is not None}), "utf-8")
+
+
+def save_masked_lm(path: Path) -> Path:
+    """Writes a small BERT that fills masks, with the tokenizer of the golden tests."""
+    vocabulary = (HERE / "vocab.txt").read_text("utf-8").splitlines()
+    model = transformers.AutoModelForMaskedLM.from_config(SMALL["bert"].config(vocab_size=len(vocabulary))).eval()
+    randomise(model)
+    model.save_pretrained(path)
+    (path / "vocab.txt").write_text("\n".join(vocabulary) + "\n", "utf-8")
+    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}), "utf-8")
+    return path

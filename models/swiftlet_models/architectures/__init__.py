@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from swiftlet_models.architectures.checkpoints import Checkpoints
@@ -39,9 +39,25 @@ def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in _HELPERS)
 
 
-def model_types() -> list[str]:
-    """Returns the names of the architectures that checkpoints of transformers have, sorted."""
-    return sorted({*names()} - _OF_OTHERS)
+def model_types(*, of_code: bool = True) -> list[str]:
+    """Returns the names of the architectures that checkpoints of transformers have, sorted.
+
+    Without `of_code`, those are left out whose code lies beside a checkpoint and is not part of transformers.
+    """
+    known = sorted({*names()} - _OF_OTHERS)
+    return known if of_code else [name for name in known if not describe(name).CHECKPOINTS.said_by]
+
+
+def name_of(settings: Mapping[str, Any]) -> str:
+    """Returns the architecture that a `config.json` describes, which `refusal` accepts.
+
+    It is the `model_type`, or, for a checkpoint that names code, the family that other settings tell.
+    """
+    for name in names() if "auto_map" in settings else ():  # to import all descriptions takes 0.3 s
+        said_by = describe(name).CHECKPOINTS.said_by
+        if said_by and all(settings.get(key) == value for key, value in said_by.items()):
+            return name
+    return str(settings["model_type"]).replace("-", "_")
 
 
 def refusal(model_type: object) -> str | None:

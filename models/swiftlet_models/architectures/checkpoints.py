@@ -33,6 +33,8 @@ class Checkpoints:
     """Settings that change the computation, with the only values that are implemented."""
     implied: Mapping[str, Any] = field(default_factory=dict)
     """Defaults of transformers that differ from those of `Config`."""
+    said_by: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that tell the family, if `model_type` is that of another."""
     translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     """Gives settings the names in `Config`. Raises ValueError for a form that is not implemented."""
 

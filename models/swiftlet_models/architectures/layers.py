@@ -123,6 +123,12 @@ def position_bias(table: Tensor, boundaries: Sequence[int], size: int) -> Tensor
     return by_distance[positions[None, :] - positions[:, None] + size - 1].permute(2, 0, 1)[None]
 
 
+def linear_bias(slopes: Tensor, size: int) -> Tensor:
+    """Returns the attention bias (1, A, S, S) of `traits.LinearBias` for sequences of S tokens."""
+    positions = torch.arange(size, device=slopes.device, dtype=slopes.dtype)
+    return -slopes[:, None, None] * (positions[None, :] - positions[:, None]).abs()[None, None]
+
+
 class Embeddings(nn.Module, ABC):
     """Maps tokens to the first hidden states. The masked-LM head shares the word table."""
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from swiftlet_models.architectures.descriptions import describing
 from swiftlet_models.architectures.settings import Count, Positions, Settings, Theta, check_heads
-from swiftlet_models.architectures.traits import Activation, AttentionTraits, FeedForwardTraits, Traits
+from swiftlet_models.architectures.traits import Activation, AttentionTraits, FeedForwardTraits, PositionBias, Traits
 
 GATED: Final = FeedForwardTraits("ffn_in", "ffn_out", "ffn_norm", "ffn_gate")
 PLAIN: Final = FeedForwardTraits("ffn_in", "ffn_out", "ffn_norm")
@@ -105,6 +105,7 @@ if not describing(__name__):
         ACTIVATIONS,
         attend,
         causal_bias,
+        linear_bias,
         padding_bias,
         position_bias,
         rotate,
@@ -166,10 +167,13 @@ if not describing(__name__):
             self.query = nn.Linear(h, width)
             self.key = nn.Linear(h, keys)
             self.value = nn.Linear(h, keys)
-            self.query_norm = norm(traits, depth) if traits.head_norm else None
-            self.key_norm = norm(traits, depth) if traits.head_norm else None
+            self.wide_norm = traits.wide_norm
+            has_norm = traits.head_norm or traits.wide_norm
+            self.query_norm = norm(traits, width if traits.wide_norm else depth) if has_norm else None
+            self.key_norm = norm(traits, keys if traits.wide_norm else depth) if has_norm else None
             self.output = nn.Linear(width, h)
             self.attention_norm = norm(traits, h)
+            self.second_norm = norm(traits, h) if traits.second_norm else None
             self.ffn_gate = nn.Linear(h, config.intermediate_size) if network.gate else None
             self.ffn_in = nn.Linear(h, config.intermediate_size)
             self.ffn_out = nn.Linear(config.intermediate_size, h)
@@ -182,8 +186,8 @@ if not describing(__name__):
         def attended(self, x: Tensor, bias: Tensor, positions: Any) -> Tensor:
             query, key, value = self.query(x), self.key(x), self.value(x)
             if self.query_norm is not None and self.key_norm is not None:
-                query = self.query_norm(query.unflatten(2, (self.heads, -1))).flatten(2)
-                key = self.key_norm(key.unflatten(2, (self.key_heads, -1))).flatten(2)
+                query = self.normed(self.query_norm, query, self.heads)
+                key = self.normed(self.key_norm, key, self.key_heads)
             if positions is not None:
                 query, key = rotate(query, positions, self.heads), rotate(key, positions, self.key_heads)
             if self.key_heads != self.heads:
@@ -192,6 +196,11 @@ if not describing(__name__):
                 query = query * self.scale
             attended = attend(query, key, value, self.heads, bias)
             out: Tensor = self.dropout(self.output_norm(self.output(attended)))
+            return out
+
+        def normed(self, norm: nn.Module, x: Tensor, heads: int) -> Tensor:
+            """Returns the norm of all columns of x (B, S, .), or of each head's."""
+            out: Tensor = norm(x) if self.wide_norm else norm(x.view(*x.shape[:2], heads, -1)).flatten(2)
             return out
 
         def for_each_head(self, x: Tensor) -> Tensor:
@@ -208,7 +217,8 @@ if not describing(__name__):
         def forward(self, x: Tensor, bias: Tensor, positions: Any = None) -> Tensor:
             """x (B, S, H) -> (B, S, H). `positions` are the angles of query and key, if they are turned."""
             if self.norm_position == "after":
-                x = self.attention_norm(x + self.attended(x, bias, positions))
+                attended = self.attention_norm(x + self.attended(x, bias, positions))
+                x = attended if self.second_norm is None else self.second_norm(x + attended)
                 out: Tensor = self.ffn_norm(x + self.widened(x))
                 return out
             x = x + self.attended(self.attention_norm(x), bias, positions)
@@ -228,6 +238,7 @@ if not describing(__name__):
         LAYER: type[Layer] = Layer
         config: Config
         embeddings: Embeddings
+        slopes: Tensor
 
         def __init__(self, config: Config) -> None:
             super().__init__()
@@ -238,8 +249,12 @@ if not describing(__name__):
             if not traits.first_norm:
                 self.layers[0].attention_norm = nn.Identity()
             self.norm = nn.Identity() if traits.norm_position == "after" else norm(traits, config.hidden_size)
-            if traits.position_bias:
+            if isinstance(traits.position_bias, PositionBias):
                 self.position_bias = nn.Embedding(traits.position_bias.buckets, traits.heads)
+            elif traits.position_bias:
+                self.register_buffer(
+                    "slopes", torch.tensor(traits.position_bias.slopes(traits.heads)), persistent=False
+                )
             for theta in {part.theta for part in traits.attention if part.theta}:
                 turns = AttentionTraits(theta=theta).turns(config.max_position_embeddings, config.depth)
                 self.register_buffer(_turns(theta), torch.tensor(turns), persistent=False)
@@ -249,8 +264,10 @@ if not describing(__name__):
             bias = padding_bias(mask, x.dtype)
             if traits.causal:
                 bias = torch.minimum(bias, causal_bias(size, x))
-            if traits.position_bias:
+            if isinstance(traits.position_bias, PositionBias):
                 bias = bias + position_bias(self.position_bias.weight, traits.position_bias.boundaries, size)
+            elif traits.position_bias:
+                bias = bias + linear_bias(self.slopes, size)
             attention = traits.attention or (AttentionTraits(),) * len(self.layers)
             read = {part: (within(part.window, bias, x), self.positions(part)) for part in set(attention)}
             features = [x]

@@ -7,10 +7,11 @@ every `norm` and every linear map has a weight and a bias (an RMSNorm has no bia
 feed-forward networks of its own has no parameters of them:
 
     encoder.embeddings.word.weight, .position.weight, .token_type.weight, .norm, .projection (as the traits say)
-    encoder.position_bias.weight                of the scores of attention, in all layers
+    encoder.position_bias.weight                of the scores of attention, in all layers (of a PositionBias)
     encoder.relative.weight, .relative_norm     of distances, in all layers (as the traits say)
     encoder.LAYER.query, .key, .value, .output, .attention_norm
-    encoder.LAYER.query_norm, .key_norm         of each head's columns (as the traits say)
+    encoder.LAYER.query_norm, .key_norm         of each head's columns, or of all (as the traits say)
+    encoder.LAYER.second_norm                   after the attention's norm (as the traits say)
     encoder.LAYER.relative_key, .relative_query map the table of distances, if query and key do not
     encoder.LAYER.BOTTLENECK.dense, .norm       maps the hidden states to the width inside the layer
     encoder.LAYER.leave, .leave_norm            maps them back, if the layer has a bottleneck
@@ -73,6 +74,29 @@ class PositionBias:
         """Returns the row of the table for a key at the query's position plus `distance`."""
         bucket = bisect_right(self.boundaries, abs(distance))
         return bucket + (len(self.boundaries) + 1 if distance > 0 else 0)
+
+
+@dataclass(frozen=True)
+class LinearBias:
+    """A number that is added to the scores of each attention head: minus the distance times a slope (ALiBi).
+
+    It has no parameters (Press et al. 2021, arXiv:2108.12409), and is the same in both directions.
+    """
+
+    def slopes(self, heads: int) -> NDArray[np.float32]:
+        """Returns the slope of each head, (A,): 2^(-8 / n) to 2^-8 for the first n, the power of 2 that is not above A.
+
+        The others have every second slope of 2 n heads.
+        """
+        first = 1 << heads.bit_length() - 1
+        exponents = [8 * (i + 1) / first for i in range(first)]
+        exponents += [8 * (2 * i + 1) / (2 * first) for i in range(heads - first)]
+        return np.array([2.0**-exponent for exponent in exponents], np.float32)
+
+    def table(self, positions: int, heads: int) -> NDArray[np.float32]:
+        """Returns what is added, (A, 2 P - 1): column P - 1 + d is for the distance d from a query to a key."""
+        distances = np.abs(np.arange(1 - positions, positions)).astype(np.float32)
+        return -self.slopes(heads)[:, None] * distances
 
 
 @dataclass(frozen=True)
@@ -184,11 +208,15 @@ class Traits:
     """The heads of keys and values; None: as many as of the query."""
     head_norm: bool = False
     """Whether an RMSNorm of each head's columns follows query and key."""
+    wide_norm: bool = False
+    """Whether a LayerNorm of all columns follows query and key."""
+    second_norm: bool = False
+    """Whether the input of the attention is added once more after its norm, which another norm follows."""
     score_scale: float | None = None
     """The factor of the attention scores; None: 1 / sqrt(D)."""
     causal: bool = False
     """Whether a token attends only to itself and the tokens before it."""
-    position_bias: PositionBias | None = None
+    position_bias: PositionBias | LinearBias | None = None
     """Shared by all layers."""
     relative: RelativeTraits | None = None
     attention: tuple[AttentionTraits, ...] = ()

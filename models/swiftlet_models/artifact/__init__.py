@@ -55,6 +55,7 @@ from swiftlet_models.artifact.manifest import Manifest as Manifest
 from swiftlet_models.artifact.manifest import MultiVector as MultiVector
 from swiftlet_models.artifact.manifest import Output as Output
 from swiftlet_models.artifact.manifest import Outputs as Outputs
+from swiftlet_models.artifact.manifest import PairPrompt as PairPrompt
 from swiftlet_models.artifact.manifest import Pooling as Pooling
 from swiftlet_models.artifact.manifest import PoolingOption as PoolingOption
 from swiftlet_models.artifact.manifest import Precision as Precision

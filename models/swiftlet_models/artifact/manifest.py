@@ -65,6 +65,7 @@ class Sparse:
     by: Literal["vocabulary", "tokens"]
     logarithms: int = 1
     ignored: tuple[int, ...] = ()  # ids of tokens that have no weight
+    static_query: bool = False  # whether the tokens of a query have weights of `head.safetensors`, without the network
 
 
 @dataclass(frozen=True)
@@ -125,12 +126,23 @@ class Embedding:
 
 
 @dataclass(frozen=True)
+class PairPrompt:
+    """The words around a query and a document, of a model that reads both as one text."""
+
+    before: tuple[str, ...]
+    """The words before the document. Every second part is a field: "query", or "instruction"."""
+    after: str  # the words behind the document
+    instruction: str = ""  # of requests without one
+
+
+@dataclass(frozen=True)
 class Reading:
     """How texts are read, beyond what `tokenizer.json` says."""
 
     truncation_side: Side = "right"  # the side where a long text loses tokens, and windows start
     special_tokens: tuple[str, ...] = ()  # that a text may contain. All others are read as common text
     skip_unknown: bool = False  # whether unknown tokens are left out, unless a text has no other
+    pair_prompt: PairPrompt | None = None  # of a cross-encoder; None: `tokenizer.json` says how a pair is read
 
 
 @dataclass(frozen=True)
@@ -207,6 +219,6 @@ class Manifest:
     embedding: Embedding | None = None  # for the head "embedding", and only for it
     decisions: Decisions | None = None  # None: not calibrated, and nothing is mapped
     reading: Reading = Reading()
-    labelling: Labelling | None = None  # for a model with `head.safetensors`, and only for it
+    labelling: Labelling | None = None  # for a model with `head.safetensors`, unless that is for queries
     languages: tuple[str, ...] = ()  # BCP 47 tags of the texts that the model was trained for; empty: not known
     format: int = FORMATS[WEIGHTS]

@@ -29,6 +29,7 @@ from swiftlet_models.artifact.manifest import (
     LabelScorer,
     Manifest,
     MultiVector,
+    PairPrompt,
     Pooling,
     Precision,
     Problem,
@@ -163,6 +164,8 @@ def _parse_part(kind: type[Sparse | MultiVector], document: object) -> Sparse | 
     """Returns a part of the field `embedding`, or None if it is null, or False if it has a wrong value."""
     if document is None:
         return None
+    if kind is Sparse and isinstance(document, dict):
+        document = {"static_query": False} | document  # which older manifests lack
     if not _has_fields(document, kind):
         return False
 
@@ -173,7 +176,11 @@ def _parse_part(kind: type[Sparse | MultiVector], document: object) -> Sparse | 
     if not isinstance(ignored, list) or not all(map(is_number, ignored)):
         return False
     if kind is Sparse:
-        good = document["by"] in ("vocabulary", "tokens") and document["logarithms"] in (0, 1, 2)
+        good = (
+            document["by"] in ("vocabulary", "tokens")
+            and document["logarithms"] in (0, 1, 2)
+            and isinstance(document["static_query"], bool)
+        )
     else:
         prefixes = document["prefixes"]
         good = (
@@ -231,24 +238,43 @@ def _parse_reading(document: object) -> Reading:
     if document is None:
         return Reading()
     if isinstance(document, dict):
-        document = {"skip_unknown": False} | document  # which older manifests lack
+        document = {"skip_unknown": False, "pair_prompt": None} | document  # which older manifests lack
     if not _has_fields(document, Reading):
         raise ValueError("the field 'reading' has a wrong value.")
-    tokens = document["special_tokens"]
+    tokens, prompt = document["special_tokens"], _parse_pair_prompt(document["pair_prompt"])
     valid = {
+        "pair_prompt": prompt is not False,
         "truncation_side": document["truncation_side"] in get_args(Side),
         "special_tokens": isinstance(tokens, list) and all(isinstance(token, str) and token for token in tokens),
         "skip_unknown": document["skip_unknown"] in (True, False),
     }
     _check_parts("reading", valid)
-    return Reading(**document | {"special_tokens": tuple(tokens)})
+    return Reading(**document | {"special_tokens": tuple(tokens), "pair_prompt": prompt})
+
+
+def _parse_pair_prompt(document: object) -> PairPrompt | Literal[False] | None:
+    """Returns the prompt of a pair, or None if it is null, or False if it has a wrong value."""
+    if document is None:
+        return None
+    if not _has_fields(document, PairPrompt):
+        return False
+    before = document["before"]
+    good = (
+        isinstance(before, list)
+        and all(isinstance(part, str) for part in (*before, document["after"], document["instruction"]))
+        and len(before) % 2 == 1
+        and "query" in before[1::2]
+        and {*before[1::2]} <= {"query", "instruction"}
+    )
+    return good and PairPrompt(**document | {"before": tuple(before)})
 
 
 def _parse_labelling(document: object, embedding: Embedding | None, *, has_head: bool) -> Labelling | None:
     """Raises ValueError if the field `labelling` has a wrong value, or does not fit the files or the network."""
-    if document is None and not has_head:
+    is_for_queries = embedding is not None and embedding.sparse is not None and embedding.sparse.static_query
+    if document is None and has_head == is_for_queries:
         return None
-    if not has_head or not _has_fields(document, Labelling):
+    if not has_head or is_for_queries or not _has_fields(document, Labelling):
         raise ValueError("the field 'labelling' has a wrong value.")
     labels, scale = document["labels"], document["scale"]
     valid = {

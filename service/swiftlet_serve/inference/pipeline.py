@@ -11,6 +11,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
+import numpy as np
 from pydantic import BaseModel
 
 from swiftlet_models.encodings import Encoding
@@ -30,6 +31,7 @@ MAX_INLINE_CHARACTERS: Final = 300  # encoding up to this many takes no longer t
 MAX_INLINE_ASCII: Final = 4000  # the same for ASCII and a tokenizer in compiled code
 MAX_INLINE_TEXTS: Final = 2  # of so many characters
 MAX_INLINE_VALUES: Final = 2048  # decoding up to this many numbers takes no longer than a few thread switches (0.3 ms)
+NO_ROW: Final = np.zeros((1, 0), np.float32)  # of a sequence whose answer is looked up
 VALUES_OF_A_ROW: Final = 32  # numbers that take as long as a row, however short
 # Limit of one request, whose rows stay in memory until the last one arrives. A task with small rows may allow more.
 MAX_SEQUENCES: Final = 256
@@ -190,7 +192,7 @@ class Pipeline:
                 try:
                     inputs = await self._encode(request, record)
                     sequences = [sequence for input_ in inputs for sequence in input_.encodings]
-                    lengths += [len(sequence.input_ids) for sequence in sequences]
+                    lengths += [len(sequence.input_ids) for sequence in sequences if not sequence.looked_up]
                     check_size(self.model.task, sequences, self._settings.max_queued_tokens)
                     check_duration(lengths, self._scheduler.minimum_s, self._longest_s)
                 finally:
@@ -205,8 +207,9 @@ class Pipeline:
                 kept_rows = self._kept_rows
                 keeps = kept_rows is not None and any(sequence.kept for sequence in read)
                 submit = kept_rows.submit if kept_rows is not None and keeps else self._scheduler.submit
-                rows = submit(read, deadline, priority, record)
-                outcomes = await _gather(rows, () if len(inputs) == 1 else Internal)
+                rows = submit([each for each in read if not each.looked_up], deadline, priority, record)
+                computed = iter(await _gather(rows, () if len(inputs) == 1 else Internal))
+                outcomes = [NO_ROW if each.looked_up else next(computed) for each in read]
                 return await self._decode(inputs, sequences, outcomes, record)
         except (DeadlineExceeded, Unavailable):
             if record is not None and lengths:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from swiftlet_models import convert, setfit, static_embeddings
+from swiftlet_models import convert, pair_prompts, setfit, static_embeddings
 from swiftlet_models import sentence_transformers as sentences
 from swiftlet_models.adapters import Adapter
-from swiftlet_models.artifact import Embedding, Head, Outputs, PoolingOption, Problem
+from swiftlet_models.artifact import Embedding, Head, Outputs, PairPrompt, PoolingOption, Problem
 from swiftlet_models.checkpoint_tokenizer import read_limits
 from swiftlet_models.convert import ConvertedCheckpoint
 from swiftlet_models.label_checkpoints import LabelCheckpoint, find_label_checkpoint
@@ -61,6 +61,7 @@ class Checkpoint:
     labelled: LabelCheckpoint | None = None
     label_head: LabelHead | None = None
     static: StaticEmbeddings | None = None
+    pair_prompt: PairPrompt | None = None
 
     @property
     def tokens(self) -> Path:
@@ -154,6 +155,7 @@ def _of_encoder(encoder: sentences.SentenceEncoder, adapter: Adapter | None, **m
         encoder.embedding,
         encoder.dense,
         adapter,
+        label_head=None if encoder.query_weights is None else {tasks.QUERY_WEIGHTS: encoder.query_weights},
         **more,
     )
 
@@ -162,11 +164,16 @@ def _with_head(wanted: Wanted) -> Checkpoint:
     """Reads a checkpoint of transformers with the head of the task."""
     wanted.refuse_pooling()
     definition, directory = tasks.load(wanted.task), wanted.directory
-    problem = None
-    if definition.HEAD == "classification" and getattr(definition, "CROSS_ENCODER", False):
-        problem = sentences.cross_encoder_problem(directory)
     limit = read_limits(wanted.adapter.tokenizer if wanted.adapter else directory).max_tokens
-    return Checkpoint(directory, definition.HEAD, definition.OUTPUTS, limit, adapter=wanted.adapter, problem=problem)
+    found = Checkpoint(directory, definition.HEAD, definition.OUTPUTS, limit, adapter=wanted.adapter)
+    if definition.HEAD != "classification" or not getattr(definition, "CROSS_ENCODER", False):
+        return found
+    problem = sentences.cross_encoder_problem(directory)
+    prompt = pair_prompts.find_prompt(directory, wanted.source)
+    if head := pair_prompts.read_head(directory, found.tokenizer):
+        prompt = prompt or pair_prompts.QWEN3_RERANKER
+        found = replace(found, outputs=1, parameters=head, labels=(pair_prompts.LABEL,))
+    return replace(found, problem=problem, pair_prompt=prompt)
 
 
 READERS: Final[Sequence[Callable[[Wanted], Checkpoint | None]]] = (_labelled, _static, _setfit, _vectors, _with_head)

@@ -14,11 +14,22 @@ from typing import Any, Final
 from swiftlet_models import (
     checkpoint_card,
     checkpoint_files,
+    pair_prompts,
     sources,
     tokenizer_check,
 )
 from swiftlet_models import sentence_transformers as sentences
-from swiftlet_models.artifact import IMPORTED, LANGUAGE, NAME, Artifact, Embedding, Manifest, PoolingOption, Precision
+from swiftlet_models.artifact import (
+    IMPORTED,
+    LANGUAGE,
+    NAME,
+    Artifact,
+    Embedding,
+    Manifest,
+    PairPrompt,
+    PoolingOption,
+    Precision,
+)
 from swiftlet_models.labelling import LabellingError
 from swiftlet_models.parameters import configure
 from swiftlet_models.task_inference import infer_task
@@ -127,11 +138,14 @@ def import_checkpoint(
         max_tokens = min(converted.positions, found.max_tokens or converted.positions)
         _check_masks(found.embedding, config)
         tokenizer = _configured(tokenizer, special_tokens, pair_separator)
+        prompt = found.pair_prompt if pair_separator is None else None
         if labelled and tokenizer.token_to_id(labelled.labelling.marker) != labelled.token:
             raise SetupError("class_token_index is not the token in front of labels. Take the tokenizer of training.")
         if not labelled and not static:
             _tell_special_tokens(tokenizer, report)
-        if found.head == "classification":
+        if prompt:
+            report("a pair is read in the prompt of " + _origin(prompt))
+        elif found.head == "classification":
             _check_pairs(tokenizer, task, pair_separator, report)
         _check_reading(tokenizer, found, task, config, max_tokens)
         if tokenizer.vocab_size > config.vocab_size:
@@ -155,7 +169,7 @@ def import_checkpoint(
             config=converted.config,
             source=converted.source,
             embedding=converted.embedding,
-            reading=tokenizer.reading,
+            reading=replace(tokenizer.reading, pair_prompt=prompt),
             labelling=replace(labelled.labelling, labels=tuple(labels)) if labelled else None,
             languages=languages,
         )
@@ -212,6 +226,11 @@ def _configured(tokenizer: Tokenizer, special_tokens: Sequence[str], pair_separa
         raise SetupError(f"--special-token or --pair-separator: {error}") from None
 
 
+def _origin(prompt: PairPrompt) -> str:
+    published = prompt.before == pair_prompts.QWEN3_RERANKER.before
+    return "Qwen3-Reranker" if published else "its chat template"
+
+
 def _tell_special_tokens(tokenizer: Tokenizer, report: Callable[[str], None]) -> None:
     others = [token for token in tokenizer.other_specials() if token not in tokenizer.reading.special_tokens]
     if others:
@@ -231,7 +250,10 @@ def _check_pairs(tokenizer: Tokenizer, task: str, pair_separator: str | None, re
     if task == "classify":
         report(f"{message}. Add {choice}")
     else:
-        raise SetupError(f"{message}, which the task {task} reads. Add {choice}, or --pair-separator '' if not.")
+        raise SetupError(
+            f"{message}, which the task {task} reads. Add {choice}, or --pair-separator '' if not. The prompt of a "
+            f"reranker belongs into {pair_prompts.TEMPLATE}."
+        )
 
 
 def _check_reading(tokenizer: Tokenizer, found: Checkpoint, task: str, config: Any, max_tokens: int) -> None:

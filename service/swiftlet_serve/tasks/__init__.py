@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Final, Literal, Protocol, cast
 
 import numpy as np
 
@@ -59,6 +59,9 @@ class Definition(Protocol):
         ...
 
 
+QUERY_WEIGHTS: Final = "query.weight"  # the parameter of `head.safetensors`: (V,), of each token of the vocabulary
+
+
 def names() -> list[str]:
     """Returns the names of all tasks, sorted. Imports none of them."""
     return [name.replace("_", "-") for name in plugins.names(sys.modules[__name__])]
@@ -102,6 +105,9 @@ def create(name: str, tokenizer: Tokenizer, manifest: Manifest, head: LabelHead 
         ValueError, LabellingError: the artifact or its head does not fit the task.
     """
     definition = load(name)
+    if head is not None and manifest.labelling is None and getattr(definition, "LOOKS_UP_QUERIES", False):
+        looks_up = cast(Any, definition)
+        return cast(Task[Any, Any], looks_up.create(tokenizer, manifest, head.get(QUERY_WEIGHTS)))
     if manifest.labelling is None or head is None or not getattr(definition, "READS_LABELS", False):
         return definition.create(tokenizer, manifest)
     return definition.create(tokenizer, manifest, Scorer(manifest.labelling, head, manifest.width))

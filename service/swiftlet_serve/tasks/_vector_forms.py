@@ -61,8 +61,23 @@ Form = Floats | Sparse
 class Forms:
     """The forms of one model, from the rows of its network."""
 
-    def __init__(self, tokenizer: Tokenizer, manifest: Manifest, embedding: Embedding) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        manifest: Manifest,
+        embedding: Embedding,
+        query_weights: NDArray[np.float32] | None = None,
+    ) -> None:
+        """`query_weights` are those of the tokens of a query, if they need no network. Without them, it only encodes.
+
+        Raises:
+            ValueError: there is not one for each token.
+        """
         self.tokenizer, self.embedding = tokenizer, embedding
+        self.static_query = embedding.sparse is not None and embedding.sparse.static_query
+        self._query_weights = query_weights
+        if query_weights is not None and query_weights.shape != (tokenizer.vocab_size,):
+            raise ValueError("the weights of queries are not those of the tokens.")
         self.max_tokens = manifest.max_tokens
         several = embedding.multi_vector
         self.several = several.width if several else 0
@@ -92,8 +107,8 @@ class Forms:
     def max_text_tokens(self, *, is_query: bool) -> int:
         """Returns the token limit of a text, without the prefix that `focused` adds."""
         several = self.embedding.multi_vector
-        if several is None:
-            return self.max_tokens
+        if several is None:  # a query that is looked up loses its special tokens
+            return self.max_tokens + (self.tokenizer.special_count(pair=False) if is_query and self.static_query else 0)
         limit = several.query_tokens if is_query else several.document_tokens
         prefix = ("query" if is_query else "document") in several.prefixes
         return min(limit or self.max_tokens, self.max_tokens) - prefix
@@ -102,10 +117,18 @@ class Forms:
         self, encodings: Sequence[Encoding], outputs: Sequence[Output], *, is_query: bool = False
     ) -> list[Encoding]:
         """Returns sequences with their prefixes, whose head reads what the outputs need."""
+        if is_query and self.static_query:
+            return [self._unwrapped(encoding) for encoding in encodings]
         return [
             self._read(self._prefixed(encoding, is_query=is_query), outputs, is_query=is_query)
             for encoding in encodings
         ]
+
+    def _unwrapped(self, encoding: Encoding) -> Encoding:
+        """Returns a query without the special tokens around it, whose tokens are looked up."""
+        before, after = self.tokenizer.special_ends
+        ids = encoding.input_ids[len(before) : len(encoding.input_ids) - len(after)]
+        return replace(encoding, input_ids=ids, token_type_ids=np.zeros_like(ids), looked_up=True)
 
     def _prefixed(self, encoding: Encoding, *, is_query: bool) -> Encoding:
         """Returns a sequence with the prefix of its kind, and a query filled up with masks."""
@@ -148,6 +171,11 @@ class Forms:
         """Returns the weights of a text."""
         about = self.embedding.sparse
         assert about is not None  # noqa: S101  # for the type checker
+        if encoding.looked_up:
+            assert self._query_weights is not None  # noqa: S101  # for the type checker
+            ids = np.unique(encoding.input_ids)
+            found = self._query_weights[ids].astype(np.float64)
+            return Sparse(ids[found != 0], found[found != 0])
         if self.embedding.by_vocabulary:
             ids = np.flatnonzero(row[0] > 0)
             weights = row[0, ids].astype(np.float64)

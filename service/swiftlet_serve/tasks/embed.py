@@ -12,6 +12,7 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 
 from swiftlet_models.artifact import Embedding, Manifest, Output
@@ -48,6 +49,7 @@ from swiftlet_serve.types.json_text import DECIMALS
 
 HEAD: Final = "embedding"
 OUTPUTS: Final = "hidden"
+LOOKS_UP_QUERIES: Final = True
 
 NUMBER_BYTES: Final = 24  # an upper bound of a number in JSON
 MAX_IDS: Final = 8192  # of one text: a longer one exceeds every model's limit
@@ -137,8 +139,8 @@ Levels = Annotated[list[int], Field(description="A vector in 8 bits or one bit a
 Encoded = Annotated[str, Field(description="A vector in Base64, if encoding_format is base64.")]
 
 
-def create(tokenizer: Tokenizer, manifest: Manifest) -> Embed:
-    """Makes the task of one artifact.
+def create(tokenizer: Tokenizer, manifest: Manifest, query_weights: NDArray[np.float32] | None = None) -> Embed:
+    """Makes the task of one artifact. A model whose queries are looked up needs `query_weights` for decoding.
 
     Raises:
         ValueError: the artifact has labels, or another head.
@@ -146,7 +148,7 @@ def create(tokenizer: Tokenizer, manifest: Manifest) -> Embed:
     tasks.check_unlabelled(manifest)
     if manifest.embedding is None:
         raise ValueError("embed needs a network with the head embedding.")
-    return Embed(tokenizer, manifest, manifest.embedding)
+    return Embed(tokenizer, manifest, manifest.embedding, query_weights)
 
 
 class Embed(OneByOne):
@@ -156,12 +158,18 @@ class Embed(OneByOne):
     Response = list[Vector | Levels | Encoded | list[Vector | Levels | Encoded] | SparseVector | Embeddings | Failure]
     max_sequences: ClassVar[int] = MAX_INPUTS  # `max_positions` limits those whose rows are not one vector
 
-    def __init__(self, tokenizer: Tokenizer, manifest: Manifest, embedding: Embedding):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        manifest: Manifest,
+        embedding: Embedding,
+        query_weights: NDArray[np.float32] | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self.max_tokens = manifest.max_tokens
         self.vocab_size = manifest.vocab_size
         self.embedding = embedding
-        self.forms = Forms(tokenizer, manifest, embedding)
+        self.forms = Forms(tokenizer, manifest, embedding, query_weights)
         self.width, self.max_positions = self.forms.width, self.forms.max_positions
         # Vectors of short texts are longer than the limit of other responses.
         self.max_response_bytes = NUMBER_BYTES * max(self.width * MAX_INPUTS, MAX_NUMBERS)

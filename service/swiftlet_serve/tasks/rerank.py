@@ -12,11 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_models.artifact import Head, Manifest, Output, Outputs
 from swiftlet_models.encodings import Encoding, Text, TextTooLong, TooManyWindows
+from swiftlet_models.pair_writer import PairWriter
 from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_serve import tasks
 from swiftlet_serve.errors import Unprocessable, invalid_value
 from swiftlet_serve.tasks import _windows
 from swiftlet_serve.tasks._requests import (
@@ -37,8 +41,10 @@ HEAD: Final[Head] = "classification"
 OUTPUTS: Final[Outputs] = "labels"
 OTHER_HEADS: Final[Mapping[Head, Outputs]] = {"embedding": "hidden"}
 CROSS_ENCODER: Final = True
+LOOKS_UP_QUERIES: Final = True
 
 MAX_TEXTS: Final = 1000
+MAX_INSTRUCTION: Final = 2000  # characters
 QUERY_PROMPTS: Final = ("query",)  # as `encode_query` of sentence-transformers
 QUERY: Final = "/inputs/query"
 TEXTS: Final = "/inputs/texts"
@@ -59,6 +65,15 @@ class RerankParameters(Strict):
         None
     )
     return_documents: Annotated[bool, Field(description="Repeats each text in the response.")] = False
+    instruction: Annotated[
+        str | None,
+        Field(
+            description="What the query asks for, for a cross-encoder whose prompt has an instruction, such as "
+            "Qwen3-Reranker. Default: the model's.",
+            min_length=1,
+            max_length=MAX_INSTRUCTION,
+        ),
+    ] = None
     raw_scores: Annotated[
         bool,
         Field(description="Returns the outputs of a cross-encoder without a sigmoid. Has no effect on other scores."),
@@ -110,15 +125,15 @@ class UnrankedText(Failure):
     index: Annotated[int, Field(description="Position of the text in the request, from 0.")]
 
 
-def create(tokenizer: Tokenizer, manifest: Manifest) -> Rerank:
-    """Makes the task of one artifact.
+def create(tokenizer: Tokenizer, manifest: Manifest, query_weights: NDArray[np.float32] | None = None) -> Rerank:
+    """Makes the task of one artifact. A model whose queries are looked up needs `query_weights` for decoding.
 
     Raises:
         ValueError: the artifact is neither a cross-encoder with one output nor an embedding model.
     """
     if manifest.embedding is None and (manifest.width != 1 or manifest.problem is None):
         raise ValueError("rerank needs a classifier with one label, or an embedding model.")
-    return Rerank(tokenizer, manifest)
+    return Rerank(tokenizer, manifest, query_weights)
 
 
 class Rerank(OneByOne):
@@ -128,13 +143,18 @@ class Rerank(OneByOne):
     Response = list[RankedText | UnrankedText]
     max_sequences: ClassVar[int] = MAX_TEXTS + 1  # with the query
 
-    def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
+    def __init__(
+        self, tokenizer: Tokenizer, manifest: Manifest, query_weights: NDArray[np.float32] | None = None
+    ) -> None:
         self.tokenizer = tokenizer
         self.max_tokens = manifest.max_tokens
         self.embedding = manifest.embedding
-        self.forms = Forms(tokenizer, manifest, manifest.embedding) if manifest.embedding else None
+        self.forms = Forms(tokenizer, manifest, manifest.embedding, query_weights) if manifest.embedding else None
         if self.forms:
             self.max_positions = self.forms.max_positions
+        prompt = manifest.reading.pair_prompt
+        self._writer = PairWriter(tokenizer, prompt) if prompt and not self.embedding else None
+        self._reads_last = self.embedding is None and tasks.is_causal(manifest)
         self._function = default_function(manifest.problem, 1)
 
     def encode(self, request: RerankRequest) -> list[Encoding]:
@@ -182,12 +202,17 @@ class Rerank(OneByOne):
 
     def _sequences(self, request: RerankRequest) -> list[Encoding]:
         query, texts = request.inputs.query, request.inputs.texts
-        output = (request.parameters or DEFAULTS).output
+        parameters = request.parameters or DEFAULTS
+        output, instruction = parameters.output, parameters.instruction
+        if instruction is not None and not (self._writer and self._writer.has_instruction):
+            detail = "The model reads no instruction. Leave it out."
+            raise invalid_value("/parameters/instruction", "unsupported", detail)
         if self.forms is None:
             if output is not None:
                 detail = "The model is a cross-encoder, which has one score and no outputs. Leave output out."
                 raise invalid_value("/parameters/output", "unsupported", detail)
-            return self._cut(request, [(query, text) for text in texts], self.max_tokens)
+            encodings = self._prompted(request) if self._writer else self._pairs(request)
+            return tasks.read_last(encodings) if self._reads_last else encodings
         outputs, prompt = self.forms.chosen(output), self._prompt(TEXT_PROMPTS)
         limits = [self.forms.max_text_tokens(is_query=is_query) for is_query in (True, False)]
         first = self._cut(request, [self._prompt(QUERY_PROMPTS) + query], limits[0], is_query=True)
@@ -195,16 +220,37 @@ class Rerank(OneByOne):
         others = [replace(encoding, text_index=encoding.text_index + 1) for encoding in others]
         return [*self.forms.focused(first, outputs, is_query=True), *self.forms.focused(others, outputs)]
 
+    def _pairs(self, request: RerankRequest) -> list[Encoding]:
+        return self._cut(request, [(request.inputs.query, text) for text in request.inputs.texts], self.max_tokens)
+
+    def _prompted(self, request: RerankRequest) -> list[Encoding]:
+        """Encodes texts in a prompt, which is never cut."""
+        assert self._writer is not None  # noqa: S101  # for the type checker
+        tokenizer, prompt = self._writer.write(request.inputs.query, (request.parameters or DEFAULTS).instruction)
+        tokens = len(tokenizer.ids([prompt])[0]) + tokenizer.special_count(pair=False)
+        if tokens >= self.max_tokens:
+            raise too_many_tokens(QUERY, self.max_tokens, tokens)
+        texts = [prompt + text for text in request.inputs.texts]
+        return self._cut(request, texts, self.max_tokens, prefix=prompt, tokenizer=tokenizer)
+
     def _cut(
-        self, request: RerankRequest, texts: Sequence[Text], limit: int, *, prefix: str = "", is_query: bool = False
+        self,
+        request: RerankRequest,
+        texts: Sequence[Text],
+        limit: int,
+        *,
+        prefix: str = "",
+        is_query: bool = False,
+        tokenizer: Tokenizer | None = None,
     ) -> list[Encoding]:
         """Encodes texts, which are cut or read in windows. The latter need a whole query."""
+        tokenizer = tokenizer or self.tokenizer
         if (request.parameters or DEFAULTS).truncation != _windows.WINDOW:
-            return self.tokenizer.encode(texts, limit)
+            return tokenizer.encode(texts, limit)
         try:
             if is_query:
-                return self.tokenizer.encode(texts, limit, truncate=False)
-            return self.tokenizer.encode_windows(texts, limit, self.max_sequences, prefix=prefix, split=1)
+                return tokenizer.encode(texts, limit, truncate=False)
+            return tokenizer.encode_windows(texts, limit, self.max_sequences, prefix=prefix, split=1)
         except TextTooLong as error:
             raise too_many_tokens(QUERY, limit, error.tokens) from None
         except TooManyWindows:
