@@ -43,6 +43,9 @@ def test_a_path_may_look_like_options(tmp_path: Path) -> None:
         ("./mine:task=", "The option task of a model has no value."),
         ("./mine:task=translate", "There is no task 'translate'. The tasks are classify, embed,"),
         ("./mine:name=A b", "'A b' is not a valid name"),
+        ("./mine:precision=int4", "one of fp32, bf16, int8, not 'int4'"),
+        ("./mine:task=qa,task=classify", "has an option twice"),
+        ("", "The name of a model is empty"),
         ("gone.toml", "gone.toml cannot be read: No such file or directory."),
     ],
 )
@@ -70,9 +73,9 @@ def test_a_file_lists_models(tmp_path: Path) -> None:
     [
         ("", "must hold tables [[models]], each with a source"),
         ("models = 3", "must hold tables"),
-        ("[[models]]\nsource = 'a'\n[other]", "must hold tables"),
-        ("[[models]]\ntask = 'qa'", "a model has no source"),
-        ("[[models]]\nsource = 3", "a model is not a table of texts"),
+        ("[[models]]\nsource = 'a'\n[other]", "holds other keys or tables than [[models]]"),
+        ("[[models]]\ntask = 'qa'", "the model 1 has no source"),
+        ("[[models]]\nsource = 'a'\n[[models]]\nsource = 3", "the model 2 is not a table of texts"),
         ("[[models]]\nsource = 'a'\nsize = '3'", "'size' is not an option of a model"),
         ("[[", "is not valid TOML"),
         ("a = " + "[" * 5000, "is not valid TOML"),
@@ -93,6 +96,7 @@ def test_wrong_files_are_refused(tmp_path: Path, content: str, reason: str) -> N
         ("./Tiny_BERT/", "tiny_bert"),
         ("/models/-x-.", "x"),
         ("/models/서울", "model"),
+        (f"/models/{'a' * 63}-b", "a" * 63),
     ],
 )
 def test_names_come_from_sources(source: str, name: str) -> None:

@@ -34,6 +34,27 @@ _IN_TRAINING: Final = "Dropout"  # a module that does nothing afterwards
 _TRAIN: Final = "Train the model with that"
 _CLASSIFIER: Final = ("Transformer", "LogitScore")  # the modules of a CrossEncoder
 
+# Settings beside the modules that are read, or do not matter for the vectors.
+_KNOWN: Final = frozenset(
+    {
+        "__version__",
+        "activation_fn",
+        "default_prompt_name",
+        "do_lower_case",
+        "max_seq_length",
+        "modality_config",
+        "model_type",
+        "module_output_name",
+        "prompts",
+        "similarity_fn_name",
+        "transformer_task",
+        "unpad_inputs",
+    }
+)
+_INSTEAD: Final[Mapping[str, str]] = {
+    "truncate_dim": "A request names the length of its vectors in dimensions",
+    "processing_kwargs": "The number of tokens is max_seq_length",
+}
 _POOLINGS: Final[Mapping[str, Pooling]] = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 _ROOT_MEAN: Final = "mean_sqrt_len_tokens"  # the mean, longer by the root of the number of tokens
 _FLAGS: Final = {  # settings of older versions, one for each pooling
@@ -128,6 +149,7 @@ def read_encoder(directory: Path, pooling: PoolingOption | None = None) -> Sente
             f"{_TRAIN}: {', '.join(allowed)}."
         )
     checkpoint = modules[0][1]
+    _check_settings(directory, checkpoint)
     prompts, default = read_prompts(directory)
     activation, parameters = _dense(dense) if dense else (None, {})
     embedding = Embedding(
@@ -198,6 +220,15 @@ def _stanford(directory: Path) -> SentenceEncoder:
     embedding = vector_forms.read_stanford(directory, width)
     bias = {"head.vectors.bias": np.zeros(width, np.float32)}
     return SentenceEncoder(directory, embedding, read_limits(directory).max_tokens, bias)
+
+
+def _check_settings(directory: Path, checkpoint: Path) -> None:
+    """Raises ConversionError if a setting beside the modules may change the vectors, and is not read."""
+    for file in (directory / SETTINGS, *(checkpoint / name for name in LENGTHS)):
+        for key, value in _optional(file).items():
+            if key not in _KNOWN and value not in (None, {}, []):
+                instead = f" {_INSTEAD[key]}." if key in _INSTEAD else ""
+                raise ConversionError(f"{file.name}: the setting {key!r:.60} is not supported; remove it.{instead}")
 
 
 def cross_encoder_problem(directory: Path) -> Problem:

@@ -28,6 +28,7 @@ WEIGHTS: Final = (  # of a checkpoint that can be imported
 ONNX: Final = ("model.onnx", "onnx/model.onnx")  # weights, if there are no others
 GLINER: Final = "gliner_config.json"  # in place of a config.json
 GLICLASS: Final = "GLiClass"  # the model_type
+SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")  # in JSON: half of a character
 HUB_NAME: Final = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 HUB_URL: Final = re.compile(r"(?:https?://)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/.*)?", re.ASCII)
 STEP: Final = re.compile(r"checkpoint-(\d+)")  # a directory that the Trainer of transformers writes
@@ -241,16 +242,22 @@ def read_json(file: Path) -> Any:
     if not file.is_file():  # to read a device may never end
         raise FileNotFoundError(file)
     try:
-        return json.loads(file.read_text("utf-8-sig"))
+        text = file.read_text("utf-8-sig")
+        document = json.loads(text)
+        if SURROGATE.search(text):  # alone, it is no character, and cannot be written again
+            json.dumps(document, ensure_ascii=False).encode()
+        return document  # noqa: TRY300  # its errors are those of the file
     except OSError as error:
         raise JsonError(f"cannot be read ({error.strerror})") from None
     except json.JSONDecodeError as error:
         place = f"not valid JSON (line {error.lineno}, column {error.colno})"
         raise JsonError(f"is {instead(file) or place}") from None
-    except RecursionError:
-        raise JsonError("is not valid JSON") from None
-    except ValueError:
+    except UnicodeDecodeError:
         raise JsonError("is not in UTF-8; save it in that encoding") from None
+    except UnicodeEncodeError:
+        raise JsonError("has half a character, such as \\ud800; correct that text") from None
+    except (RecursionError, ValueError):  # nested too deep, or a number of too many digits
+        raise JsonError("is not valid JSON") from None
 
 
 def read_config(file: Path) -> dict[str, Any]:
@@ -267,6 +274,8 @@ def instead(file: Path) -> str:
     try:
         if file.is_symlink() and not file.exists():
             return "a link to a file that is gone; copy the directory with the files of its links: cp -rL"
+        if file.exists() and not file.is_file():  # to open a pipe may never end
+            return "not a regular file; copy the file itself into the directory"
         with file.open("rb") as stream:
             start = stream.read(64).lower()
     except OSError as error:

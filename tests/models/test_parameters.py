@@ -111,6 +111,12 @@ def test_check_rejects_other_configurations(architecture: str, changes: Mapping[
         check(architecture, shapes_of(architecture, "classify"), changes)
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_whole_number_of_a_float_setting_is_a_float(number: int) -> None:
+    """Graphs have floats and whole numbers as different kinds of attributes."""
+    assert type(bert.Config(**CONFIGS["bert"] | {"layer_norm_eps": number}).layer_norm_eps) is float
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

@@ -130,6 +130,27 @@ def written(name: str, content: bytes | str) -> Make:
     return lambda path: (path / name).write_bytes(content.encode() if isinstance(content, str) else content)
 
 
+def described(**settings: Any) -> Make:
+    """Adds settings of sentence-transformers."""
+
+    def make(path: Path) -> None:
+        file = path / "config_sentence_transformers.json"
+        known = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+        file.write_text(json.dumps(known | settings), "utf-8")
+
+    return make
+
+
+def piped(name: str) -> Make:
+    """Adds a link to a pipe that nobody writes to."""
+
+    def make(path: Path) -> None:
+        os.mkfifo(path / "pipe")
+        (path / name).symlink_to("pipe")
+
+    return make
+
+
 def removed(*names: str) -> Make:
     return lambda path: [(path / name).unlink() for name in names]
 
@@ -351,6 +372,8 @@ ODD: dict[str, Make] = {
     "shard outside the directory": sharded(outside),
     "shard that is missing": sharded(lambda path: next(path.glob("model-00002*")).unlink()),
     "link to a file that is gone": several(instead(), lambda path: (path / "model.safetensors").symlink_to("gone")),
+    "link to a pipe": several(instead(), piped("model.safetensors")),
+    "config.json that is a link to a pipe": several(removed("config.json"), piped("config.json")),
     "pickle of a whole model": pickled(lambda _: nn.Linear(2, 2)),
     "no config.json": removed("config.json"),
     "empty directory": removed("config.json", "model.safetensors", "vocab.txt", "tokenizer_config.json"),
@@ -384,10 +407,14 @@ ODD: dict[str, Make] = {
         another(num_labels=1),
         config(sentence_transformers={"activation_fn": "torch.nn.modules.activation.Tanh", "version": "5.0.0"}),
     ),
+    "CrossEncoder with a default prompt": several(
+        another(num_labels=1), described(default_prompt_name="q", prompts={"q": "is it so? "})
+    ),
     "flags of a training": config(
         return_dict=False, torchscript=True, gradient_checkpointing=True, use_cache=False, dtype="float16"
     ),
     "no layer_norm_eps": config(layer_norm_eps=None),
+    "half a character in a label": config(id2label={"0": "a\ud800", "1": "b", "2": "c"}),
     "hidden_act gelu_fast": config(hidden_act="gelu_fast"),
     "hidden_act gelu_python": config(hidden_act="gelu_python"),
     "hidden_act quick_gelu": config(hidden_act="quick_gelu"),
@@ -426,6 +453,11 @@ ODD: dict[str, Make] = {
     # sentence-transformers and adapters
     "sentence-transformers with Normalize": encoder(normalize=True),
     "sentence-transformers with Dense": encoder(normalize=False, dense=nn.Tanh()),
+    "sentence-transformers with truncate_dim": several(encoder(normalize=True), described(truncate_dim=16)),
+    "sentence-transformers with processing_kwargs": several(
+        encoder(normalize=True),
+        written("sentence_bert_config.json", '{"processing_kwargs": {"text": {"max_length": 6}}}'),
+    ),
     "sentence-transformers with Dropout": several(encoder(normalize=False), dropout),
     "sentence-transformers with Dense and ReLU": encoder(normalize=False, dense=nn.ReLU()),
     "sentence-transformers in 0_Transformer": in_a_folder,

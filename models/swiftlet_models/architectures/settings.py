@@ -47,6 +47,8 @@ class Settings(ABC):
                 if get_origin(kind) is Literal and isinstance(value, str):
                     raise ValueError(f"{name} {shown} is not one of {', '.join(get_args(kind))}.")
                 raise ValueError(f"{name} has an invalid value: {shown}.")
+            if type(value) is int and _is_float(kind):  # such as a layer_norm_eps of 0, which graphs need as a float
+                object.__setattr__(self, name, float(value))
 
     @abstractmethod
     def traits(self) -> Traits:
@@ -90,6 +92,13 @@ def _is_a(value: object, kind: Any) -> bool:
     if kind not in (int, float):
         return type(value) is kind
     return type(value) in {kind, int} and allowed.least <= value <= allowed.most  # type: ignore[operator]  # a number
+
+
+def _is_float(kind: Any) -> bool:
+    """Returns whether a setting of this type is a float, or may be one."""
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    return kind is float or (get_origin(kind) in (Union, UnionType) and any(map(_is_float, get_args(kind))))
 
 
 def check_heads(width: int, heads: int) -> None:

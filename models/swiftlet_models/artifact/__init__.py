@@ -35,7 +35,9 @@ from swiftlet_models.artifact.manifest import LANGUAGE as LANGUAGE
 from swiftlet_models.artifact.manifest import MANIFEST as MANIFEST
 from swiftlet_models.artifact.manifest import MAX_BYTES as MAX_BYTES
 from swiftlet_models.artifact.manifest import MAX_MANIFEST_BYTES as MAX_MANIFEST_BYTES
+from swiftlet_models.artifact.manifest import MAX_NAME as MAX_NAME
 from swiftlet_models.artifact.manifest import NAME as NAME
+from swiftlet_models.artifact.manifest import NAME_RULE as NAME_RULE
 from swiftlet_models.artifact.manifest import ONNX as ONNX
 from swiftlet_models.artifact.manifest import OPTIONAL as OPTIONAL
 from swiftlet_models.artifact.manifest import REQUIRED as REQUIRED

@@ -41,7 +41,9 @@ UNLISTED: Final = (CERTIFICATE, SIGNATURE)  # files that may lie beside those th
 MAX_MANIFEST_BYTES: Final = 1 << 20  # and of the certificate
 MAX_BYTES: Final[Mapping[str, int]] = {TOKENIZER: 64 << 20, GOLDEN: 4 << 20, CARD: 1 << 20}
 """The size that a file may have if reading it takes more memory than its bytes."""
-NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+MAX_NAME: Final = 64
+NAME: Final = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{MAX_NAME - 1}}}")
+NAME_RULE: Final = f"at most {MAX_NAME} lower-case letters, digits and the characters . _ -, a letter or digit first"
 LANGUAGE: Final = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{1,8})*")  # a BCP 47 tag, such as en, ko or zh-Hant
 
 

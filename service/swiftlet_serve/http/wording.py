@@ -33,6 +33,7 @@ RULES: Final[Mapping[str, str]] = {
     "string_too_short": "{place} has too few characters. Send at least {limit}.",
     "greater_than_equal": "{place} must be at least {limit}.",
     "less_than_equal": "{place} must be at most {limit}.",
+    "extra_forbidden": "{place} has a field that is not allowed. /openapi.json lists its fields.",
     "literal_error": "{place} is none of the values that /openapi.json lists for it.",
 }
 """The problem and its remedy in words, by the code of the error."""

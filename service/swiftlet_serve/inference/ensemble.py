@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple, get_args
 
-from swiftlet_models.artifact import NAME, Artifact
+from swiftlet_models.artifact import NAME, NAME_RULE, Artifact
 from swiftlet_models.encodings import Encoding
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError
@@ -140,7 +140,7 @@ def combine(name: str, words: str, served: Mapping[str, Pipeline]) -> tuple[Ense
     """
     members, mean = Words.parse(words)
     if not NAME.fullmatch(name):
-        raise SetupError(f"ensembles: {name!r} is not a valid name: lower-case letters, digits and . _ - only.")
+        raise SetupError(f"ensembles: {name!r} is not a valid name, which has {NAME_RULE}.")
     if len(members) < 2 or len({*members}) < len(members) or not {*members} <= {*served}:
         raise SetupError(
             f"ensembles: {name}={words} does not name two or more of the models in the setting models, each once. "

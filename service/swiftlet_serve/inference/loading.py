@@ -185,9 +185,13 @@ def locate(words: Sequence[str], cache: str = "") -> list[Path]:
     bundled = {path.name: path for path in find_artifacts(BUNDLED)}
     if not words and not bundled:
         raise SetupError("There are no models to serve. Name one: this installation has no bundled models.")
-    paths = []
+    paths, imported = [], set[str]()
     for model in model_source.parse(words):
         source = sources.identify(model.source)
+        if source.kind in ("checkpoint", "name"):
+            if model.name in imported:  # before an import, which takes a while
+                raise SetupError(f"Two models have the name {model.name}. Name one of them: {model.source}:name=other")
+            imported.add(model.name)
         if model.source in bundled or source.kind == "artifact":
             if model.options:
                 raise SetupError(f"{model.source} is an artifact, so it has no options. Leave out what follows it.")

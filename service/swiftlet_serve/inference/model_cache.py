@@ -42,7 +42,8 @@ STATE: Final = ".state"  # a file with the hash of the content of files in this 
 RETRIES: Final = 100
 RETRY_S: Final = 0.05
 MAX_FILE_DEPTH: Final = 2  # of a checkpoint: modules of sentence-transformers are directories
-OPTION: Final = re.compile(r"--(task|pooling|special-token|pair-separator|accept-tokenizer|label)\b")  # of an import
+OPTION: Final = re.compile(r"--(special-token|pair-separator|accept-tokenizer|label)\b")  # of an import alone
+FOR_SERVE: Final = re.compile(r"--(task|pooling|precision|name)\b(?: ([a-z]+(?:-[a-z]+)*)(?=[:.,]))?")
 # Beginnings of names that no import reads.
 SKIPPED: Final = (".git", ".cache", "openvino", "checkpoint-", *TRAINING_STATE)
 
@@ -219,9 +220,10 @@ def _import(source: ModelSource, revision: str | None, entry: Path, lock: int) -
     Raises:
         SetupError: the import fails, with its message.
     """
-    command = [sys.executable, "-m", "swiftlet_serve", "import", source.source, "--out", str(entry)]
+    command = [sys.executable, "-m", "swiftlet_serve", "import", "--out", str(entry)]
     command += [f"--{key}={value}" for key, value in ({"name": source.name} | dict(source.options)).items()]
     command += [f"--revision={revision}"] if revision else []
+    command += ["--", source.source]  # which may begin with a hyphen
     log.info("importing %s, once for this content of it", source.name)
     shutil.rmtree(entry, ignore_errors=True)
     started, message = time.monotonic(), ""
@@ -236,6 +238,7 @@ def _import(source: ModelSource, revision: str | None, entry: Path, lock: int) -
     if process.returncode:
         shutil.rmtree(entry, ignore_errors=True)
         message = message or f"The import of {source.source} ended with the status {process.returncode}."
+        message = FOR_SERVE.sub(r":\1=\2", message)
         if OPTION.search(message):
             importing = f"swiftlet import {shlex.quote(source.source)}"
             message = f"{message} Options are those of {importing}: run it with them, and serve the artifact it writes."

@@ -11,14 +11,15 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
-from swiftlet_models.artifact import NAME
+from swiftlet_models.artifact import MAX_NAME, NAME, NAME_RULE, PoolingOption, Precision
 from swiftlet_models.sources import HUB_NAME
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError
 
 OPTIONS: Final = ("task", "name", "pooling", "precision")
+CHOICES: Final = {"pooling": get_args(PoolingOption), "precision": get_args(Precision)}
 WORD: Final = re.compile(r"(?P<source>.+?)(?::(?P<options>[a-z_]+=[^=,]*(?:,[a-z_]+=[^=,]*)*))?", re.DOTALL)
 
 
@@ -39,7 +40,7 @@ class ModelSource:
 def model_name(source: str) -> str:
     """Returns the name of a model that is imported from a directory or a repository on the hub."""
     last = Path(source).resolve().name if Path(source).is_dir() else source.rsplit("/", 1)[-1]
-    return re.sub(r"[^a-z0-9._-]+", "-", last.lower()).strip("-._") or "model"
+    return re.sub(r"[^a-z0-9._-]+", "-", last.lower()).strip("-._")[:MAX_NAME].rstrip("-._") or "model"
 
 
 def parse_one(word: str) -> ModelSource:
@@ -64,15 +65,18 @@ def parse(words: Sequence[str]) -> list[ModelSource]:
 
 
 def _parse(word: str) -> Iterator[ModelSource]:
-    if word.endswith(".toml"):
+    if word.endswith(".toml") and not Path(word).is_dir():
         yield from _read(Path(word))
         return
     match = WORD.fullmatch(word)
     if match is None or _exists(word):  # a name may contain what looks like options
         yield _source(word, {})
         return
-    pairs = [pair.partition("=") for pair in (match["options"] or "").split(",") if pair]
-    yield _source(match["source"], {key: value for key, _, value in pairs})
+    pairs = [pair.split("=", 1) for pair in (match["options"] or "").split(",") if pair]
+    options = dict(pairs)
+    if len(options) < len(pairs):
+        raise SetupError(f"{word} has an option twice. Leave one of them out.")
+    yield _source(match["source"], options)
 
 
 def _read(file: Path) -> Iterator[ModelSource]:
@@ -84,20 +88,26 @@ def _read(file: Path) -> Iterator[ModelSource]:
     except (ValueError, RecursionError) as error:
         raise SetupError(f"{file} is not valid TOML: {error}.") from None
     models = document.get("models")
-    if set(document) != {"models"} or not isinstance(models, list) or not models:
+    if models and set(document) != {"models"}:
+        raise SetupError(f"{file} holds other keys or tables than [[models]]. Remove them.")
+    if not isinstance(models, list) or not models:
         raise SetupError(f'{file} must hold tables [[models]], each with a source, such as source = "./my-model".')
-    for model in models:
+    for number, model in enumerate(models, 1):
         if not isinstance(model, dict) or not all(isinstance(value, str) for value in model.values()):
-            raise SetupError(f"{file}: a model is not a table of texts.")
+            raise SetupError(f"{file}: the model {number} is not a table of texts.")
         options: dict[str, Any] = dict(model)
         source = options.pop("source", "")
         if not source:
-            raise SetupError(f"{file}: a model has no source.")
+            raise SetupError(f"{file}: the model {number} has no source.")
         beside = file.parent / source
+        if not _exists(beside) and (match := WORD.fullmatch(source)) and match["options"]:
+            raise SetupError(f"{file}: the source of the model {number} has options. Write them as keys of the table.")
         yield _source(str(beside) if _exists(beside) else source, options)
 
 
 def _source(source: str, options: Mapping[str, str]) -> ModelSource:
+    if not source:
+        raise SetupError("The name of a model is empty. Name a bundled model, a directory or a repository of the hub.")
     for key, value in options.items():
         if key not in OPTIONS:
             raise SetupError(f"{key!r} is not an option of a model. The options are {', '.join(OPTIONS)}.")
@@ -105,8 +115,11 @@ def _source(source: str, options: Mapping[str, str]) -> ModelSource:
             raise SetupError(f"The option {key} of a model has no value.")
     if (task := options.get("task")) and task not in tasks.names():
         raise SetupError(f"There is no task {task!r}. The tasks are {', '.join(tasks.names())}.")
+    for key, known in CHOICES.items():
+        if (chosen := options.get(key)) and chosen not in known:
+            raise SetupError(f"The option {key} of a model is one of {', '.join(known)}, not {chosen!r}.")
     if (name := options.get("name")) and not NAME.fullmatch(name):
-        raise SetupError(f"{name!r} is not a valid name: lower-case letters, digits and the characters . _ -.")
+        raise SetupError(f"{name!r} is not a valid name, which has {NAME_RULE}.")
     base, _, revision = source.partition("@")
     if revision and HUB_NAME.fullmatch(base) and not _exists(source):
         return ModelSource(base, revision, options)

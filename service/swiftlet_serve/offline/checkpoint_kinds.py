@@ -12,6 +12,7 @@ from swiftlet_models import convert, pair_prompts, setfit, static_embeddings
 from swiftlet_models import sentence_transformers as sentences
 from swiftlet_models.adapters import Adapter
 from swiftlet_models.artifact import Embedding, Head, Outputs, PairPrompt, PoolingOption, Problem
+from swiftlet_models.checkpoint_tensors import ConversionError
 from swiftlet_models.checkpoint_tokenizer import read_limits
 from swiftlet_models.convert import ConvertedCheckpoint
 from swiftlet_models.label_checkpoints import LabelCheckpoint, find_label_checkpoint
@@ -170,6 +171,12 @@ def _with_head(wanted: Wanted) -> Checkpoint:
         return found
     problem = sentences.cross_encoder_problem(directory)
     prompt = pair_prompts.find_prompt(directory, wanted.source)
+    prompts, default = sentences.read_prompts(directory)
+    if prompt is None and default and prompts[default]:
+        raise ConversionError(
+            f"{sentences.SETTINGS}: the default prompt of a cross-encoder is not supported. Remove "
+            "default_prompt_name, and have clients put its words in front of their queries."
+        )
     if head := pair_prompts.read_head(directory, found.tokenizer):
         prompt = prompt or pair_prompts.QWEN3_RERANKER
         found = replace(found, outputs=1, parameters=head, labels=(pair_prompts.LABEL,))

@@ -23,6 +23,7 @@ from swiftlet_models.artifact import (
     IMPORTED,
     LANGUAGE,
     NAME,
+    NAME_RULE,
     Artifact,
     Embedding,
     Manifest,
@@ -106,9 +107,7 @@ def import_checkpoint(
         report(f"the task is {task}")
     name = name or model_name(source)
     if not NAME.fullmatch(name):
-        raise SetupError(
-            f"{name!r} is not a valid name. Set one with --name: lower-case letters, digits and the characters . _ -."
-        )
+        raise SetupError(f"{name!r} is not a valid name. Set one with --name: {NAME_RULE}.")
     for language in languages:
         if not LANGUAGE.fullmatch(language):
             raise SetupError(f"{language!r} is not a language tag. Write one such as en, ko or zh-Hant.")

@@ -199,10 +199,10 @@ class Qa(OneByOne):
         max_seq_len = parameters.max_seq_len or min(self.max_tokens, DEFAULT_MAX_SEQ_LEN)
         if max_seq_len > self.max_tokens:
             raise _invalid(
-                "max_seq_len", f"max_seq_len exceeds the limit of {self.max_tokens} tokens.", self.max_tokens
+                "max_seq_len", f"max_seq_len exceeds the limit of {self.max_tokens} tokens. Lower it.", self.max_tokens
             )
         if (parameters.doc_stride or 0) > max_seq_len:
-            raise _invalid("doc_stride", "doc_stride exceeds max_seq_len.", max_seq_len)
+            raise _invalid("doc_stride", "doc_stride exceeds max_seq_len. Lower it, or raise max_seq_len.", max_seq_len)
         return max_seq_len
 
     def _window_size(
@@ -216,6 +216,8 @@ class Qa(OneByOne):
         size = self.tokenizer.max_context_tokens(question, max_tokens)
         if size < 1:
             limit = max_tokens - self.tokenizer.special_count(pair=True) - 1
+            if limit < 1:
+                raise _invalid("max_seq_len", "max_seq_len leaves no room for a question. Raise it.", max_tokens)
             detail = f"The question has more than {limit} tokens. Shorten it."
             raise input_too_long(sample.question_at, detail, limit)
         return size
@@ -286,8 +288,7 @@ def best_answers(context: str, windows: Sequence[tuple[Window, Row]], parameters
     for window, row in windows:
         starts, ends, none_here = probabilities(window, row)
         none = min(none, none_here)
-        for first, last, score in best_spans(starts, ends, candidates, parameters.max_answer_len):
-            start, end = window.span(first, last, words=parameters.align_to_words)
+        for start, end, score in _places(window, starts, ends, candidates, parameters):
             text = context[start:end]
             key = text.lower()
             if key in answers:
@@ -295,9 +296,23 @@ def best_answers(context: str, windows: Sequence[tuple[Window, Row]], parameters
             else:
                 answers[key] = {"score": score, "start": start, "end": end, "answer": text}
     ranked = list(answers.values())
-    if parameters.handle_impossible_answer:
+    if parameters.handle_impossible_answer or not ranked:  # no token may have a character of the context
         ranked.append({"score": none, "start": 0, "end": 0, "answer": ""})
     return sorted(ranked, key=itemgetter("score"), reverse=True)[: parameters.answers]
+
+
+def _places(
+    window: Window, starts: Floats, ends: Floats, count: int, parameters: QaParameters
+) -> list[tuple[int, int, float]]:
+    """Returns the places of the `count` best spans in the context, each with its score. Tokens of a space have none."""
+    taken = count
+    while True:
+        spans = best_spans(starts, ends, taken, parameters.max_answer_len)
+        places = [(*window.span(first, last, words=parameters.align_to_words), score) for first, last, score in spans]
+        places = [place for place in places if place[0] < place[1]]
+        if len(places) >= count or len(spans) < taken:
+            return places[:count]
+        taken *= 2
 
 
 def probabilities(window: Window, row: Row) -> tuple[Floats, Floats, float]:
