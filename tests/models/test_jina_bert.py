@@ -38,13 +38,7 @@ from tests.support.sentence_checkpoints import edit
 WIDTH, LAYERS, INNER, VOCABULARY = 96, 3, 160, 300
 EPSILON: Final = 0.05  # so large that a wrong one is visible
 # Heads that are no power of 2 have slopes of their own. The last two forms have norms of query and key.
-FORMS: Final = {
-    "geglu": 6,
-    "reglu": 2,
-    "original": 3,
-    "post": 6,
-    "devlin": 6,
-}  # the last two have norms of query and key
+FORMS: Final = {"geglu": 6, "reglu": 2, "original": 3, "post": 6, "devlin": 6}
 CODE: Final = {"post": "v2-qk-post-norm", "devlin": "v2-qk-devlin-norm-1e-2"}
 LENGTHS: Final = (64, 1, 2, 17, 63)
 
