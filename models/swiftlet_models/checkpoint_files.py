@@ -31,6 +31,11 @@ HUB_FILES: Final = (
     "config_sentence_transformers.json",
     "sentence_*_config.json",
     "[0-9]_*/*",
+    "router_config.json",  # and the modules of its routes
+    "query_[0-9]_*/*",
+    "document_[0-9]_*/*",
+    "chat_template.jinja",  # of rerankers with a prompt
+    "additional_chat_templates/*.jinja",
     "sparse_linear.pt",  # of bge-m3, as is the next one
     "colbert_linear.pt",
     "artifact.metadata",  # of Stanford's ColBERT

@@ -129,6 +129,17 @@ def test_weights_are_downloaded_once(hub: Hub, more: tuple[str, ...], wanted: se
     assert locate("org/name") == (directory, origin)
 
 
+def test_prompts_and_routes_are_downloaded(hub: Hub) -> None:
+    more = {"chat_template.jinja", "additional_chat_templates/reranker.jinja", "1_LogitScore/config.json"}
+    more |= {
+        "router_config.json",
+        "query_0_SparseStaticEmbedding/model.safetensors",
+        "document_1_SpladePooling/config.json",
+    }
+    hub.files |= dict.fromkeys(more, b"x")
+    assert more <= names(locate("org/name")[0])
+
+
 @pytest.mark.parametrize(
     "weights",
     [

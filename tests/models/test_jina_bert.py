@@ -37,9 +37,9 @@ from tests.support.sentence_checkpoints import edit
 
 WIDTH, LAYERS, INNER, VOCABULARY = 96, 3, 160, 300
 EPSILON: Final = 0.05  # so large that a wrong one is visible
-# Heads that are no power of 2 have slopes of their own.
-FORMS: Final = {"geglu": 6, "reglu": 2, "original": 3, "post": 6}  # the last is that of the model for code
-CODE: Final = {"post": "v2-qk-post-norm"}
+# Heads that are no power of 2 have slopes of their own. The last two forms have norms of query and key.
+FORMS: Final = {"geglu": 6, "reglu": 2, "original": 3, "post": 6, "devlin": 6}
+CODE: Final = {"post": "v2-qk-post-norm", "devlin": "v2-qk-devlin-norm-1e-2"}
 LENGTHS: Final = (64, 1, 2, 17, 63)
 
 
@@ -49,7 +49,7 @@ def settings(form: str, heads: int, **more: Any) -> dict[str, Any]:
         "architectures": ["JinaBertForMaskedLM"],
         "auto_map": {"AutoModel": f"jinaai/jina-bert-{CODE.get(form, 'implementation')}--modeling_bert.JinaBertModel"},
         "position_embedding_type": "alibi",
-        "feed_forward_type": "geglu" if form == "post" else form,
+        "feed_forward_type": "geglu" if form in CODE else form,
         "hidden_size": WIDTH,
         "num_hidden_layers": LAYERS,
         "num_attention_heads": heads,
@@ -81,8 +81,9 @@ def tensors(form: str, labels: int = 0) -> dict[str, Tensor]:
             found[f"{layer}attention.{name}.weight"] = normal(WIDTH, WIDTH) * 2
             found[f"{layer}attention.{name}.bias"] = normal(WIDTH)
         norms.append(f"{layer}attention.output.LayerNorm")
-        if form == "post":
+        if form in CODE:
             norms += [f"{layer}attention.self.layer_norm_{part}" for part in "qk"]
+        if form == "post":
             norms += [f"{layer}layer_norm_{number}" for number in (1, 2)]
             found[f"{layer}mlp.up_gated_layer.weight"] = normal(2 * INNER, WIDTH)
             maps = {"mlp.down_layer": (WIDTH, INNER)}
@@ -135,7 +136,7 @@ def hidden_states(own: dict[str, Tensor], form: str, heads: int, ids: Tensor, ty
     for i in range(LAYERS):
         layer = f"encoder.layer.{i}."
         query, key, value = (linear(f"{layer}attention.self.{name}", x) for name in ("query", "key", "value"))
-        if form == "post":
+        if form in CODE:
             query = norm(f"{layer}attention.self.layer_norm_q", query)
             key = norm(f"{layer}attention.self.layer_norm_k", key)
         query, key, value = (y.unflatten(1, (heads, -1)).transpose(0, 1) for y in (query, key, value))
@@ -153,7 +154,7 @@ def hidden_states(own: dict[str, Tensor], form: str, heads: int, ids: Tensor, ty
             x = norm(f"{layer}output.LayerNorm", x + linear(f"{layer}output.dense", inner))
             continue
         gate, inner = linear(f"{layer}mlp.gated_layers", x).chunk(2, 1)
-        inner = (F.gelu(gate) if form == "geglu" else F.relu(gate)) * inner
+        inner = (F.relu(gate) if form == "reglu" else F.gelu(gate)) * inner
         x = norm(f"{layer}mlp.layernorm", x + linear(f"{layer}mlp.wo", inner))
     return x
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,7 @@ from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, 
 
 from swiftlet_models.artifact import Artifact
 from swiftlet_models.checkpoint_tensors import ConversionError
+from swiftlet_serve import tasks
 from swiftlet_serve.errors import Unprocessable
 from swiftlet_serve.inference.loading import load_model
 from swiftlet_serve.offline import probe
@@ -75,6 +77,25 @@ def test_queries_and_documents_have_the_vectors_of_the_sparse_encoder(source: Pa
             assert dict(zip(one["indices"], one["values"], strict=True)) == pytest.approx(other, abs=1e-5)
 
 
+def test_network_may_lie_beside_the_router(source: Path) -> None:
+    """As in the repositories of OpenSearch."""
+    expected = imported(source).manifest
+    router = source / "router_config.json"
+    config = json.loads(router.read_text("utf-8"))
+    network, pooling = config["structure"]["document"]
+    for file in (source / network).iterdir():
+        file.rename(source / file.name)
+    config["types"][""] = config["types"].pop(network)
+    edit(router, types=config["types"], structure=config["structure"] | {"document": ["", pooling]})
+    shutil.rmtree(source.parent / "out")
+    found = imported(source).manifest
+    assert (found.embedding, found.config, found.files["weights.safetensors"]) == (
+        expected.embedding,
+        expected.config,
+        expected.files["weights.safetensors"],
+    )
+
+
 def test_rerank_adds_the_products_and_a_query_needs_no_network(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = SparseEncoder(str(source), device="cpu")
     artifact = imported(source)
@@ -96,7 +117,11 @@ def test_rerank_adds_the_products_and_a_query_needs_no_network(source: Path, mon
 
 def test_bad_requests_and_routers_are_refused(source: Path) -> None:
     artifact = imported(source)
-    task = load_model(artifact.path, "onnx_cpu").task
+    loaded = load_model(artifact.path, "onnx_cpu")
+    task = loaded.task
+    for head in ({}, {tasks.QUERY_WEIGHTS: np.ones(3, np.float32)}):
+        with pytest.raises(ValueError, match=r"query\.weight|weights of queries"):
+            tasks.create("embed", loaded.tokenizer, artifact.manifest, head)
     for inputs, parameters in ((" ", {}), ("long words " * 60, {"truncation": False})):
         with pytest.raises(Unprocessable):
             task.encode(

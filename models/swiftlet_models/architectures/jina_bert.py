@@ -73,11 +73,11 @@ if not describing(__name__):
 def translate(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a checkpoint, and the form of the network, which the name of its code tells.
 
-    In `jina-bert-v2-qk-post-norm` (of the model for code) norms follow query and key, and a second one the attention.
+    In `jina-bert-v2-qk-devlin-norm-1e-2` (of the German, Spanish and Chinese models) norms follow query and key. In
+    `jina-bert-v2-qk-post-norm` (of the model for code) a second norm follows the attention, too.
     """
     code = f"{settings.get('auto_map')} {settings.get('_name_or_path')}"
-    is_post = "qk-post-norm" in code
-    return {**settings, "wide_norm": is_post, "second_norm": is_post}
+    return {**settings, "wide_norm": "jina-bert-v2-qk-" in code, "second_norm": "jina-bert-v2-qk-post-norm" in code}
 
 
 _LAYER: Final = r"^(bert\.)?encoder\.layer\.(\d+)\."

@@ -106,8 +106,10 @@ def create(name: str, tokenizer: Tokenizer, manifest: Manifest, head: LabelHead 
     """
     definition = load(name)
     if head is not None and manifest.labelling is None and getattr(definition, "LOOKS_UP_QUERIES", False):
+        if QUERY_WEIGHTS not in head:
+            raise ValueError(f"the head lacks {QUERY_WEIGHTS}.")
         looks_up = cast(Any, definition)
-        return cast(Task[Any, Any], looks_up.create(tokenizer, manifest, head.get(QUERY_WEIGHTS)))
+        return cast(Task[Any, Any], looks_up.create(tokenizer, manifest, head[QUERY_WEIGHTS]))
     if manifest.labelling is None or head is None or not getattr(definition, "READS_LABELS", False):
         return definition.create(tokenizer, manifest)
     return definition.create(tokenizer, manifest, Scorer(manifest.labelling, head, manifest.width))
