@@ -10,7 +10,7 @@ DEVELOPMENT := .venv-dev
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick exhaustive coverage torture loadtest bench lint docs dist dist-test release tutorial-test image image-test helm lock sbom audit clean
+.PHONY: help run test quick exhaustive coverage torture loadtest bench lint macos docs dist dist-test release tutorial-test image image-test helm lock sbom audit clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1: /p' Makefile | sed 's/: */\t/' | expand -t 22
@@ -59,6 +59,11 @@ lint: $(DEVELOPMENT)/ready ## check style, types and the direction of imports
 	$(DEVELOPMENT)/bin/ruff format --check
 	$(DEVELOPMENT)/bin/mypy
 	$(DEVELOPMENT)/bin/lint-imports
+
+macos: $(DEVELOPMENT)/ready ## check for macOS what another system can: types, and the kernels by a cross compiler
+	$(DEVELOPMENT)/bin/mypy --platform darwin --cache-dir .mypy_cache/darwin -p swiftlet_serve -p swiftlet_models -p swiftlet_train
+	$(DEVELOPMENT)/bin/uv pip install --quiet --python $(DEVELOPMENT) ziglang==0.17.1
+	$(DEVELOPMENT)/bin/pytest -m 'exhaustive or not exhaustive' tests/test_macos.py
 
 docs: $(DEVELOPMENT)/ready ## build the documentation site into build/docs
 	$(DEVELOPMENT)/bin/python docs/generate.py

@@ -24,6 +24,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT: Final = Path(__file__).parents[1]
 FOLDERS: Final = ("service/swiftlet_serve/native", "models/swiftlet_models/native")
+MACOS: Final = "11.0"  # the first version for ARM
 COMMON: Final = ("-std=c++17", "-O3", "-g0", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC", "-shared", "-s")
 AVX512: Final = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma", "-w")
 KERNELS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
@@ -58,7 +59,9 @@ class Hook(BuildHookInterface[Any]):
             raise RuntimeError(reason)
         compile_kernels()
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+        # A Python for macOS calls itself universal, and may be built for a later version than the kernels.
+        system = f"macosx_{MACOS}_arm64" if sys.platform == "darwin" else sysconfig.get_platform()
+        build_data["tag"] = f"py3-none-{system.replace('-', '_').replace('.', '_')}"
 
     def clean(self, versions: list[str]) -> None:
         """Removes the libraries."""
@@ -83,6 +86,8 @@ def refusal(system: str, machine: str, libc: str) -> str | None:
             "Swiftlet needs Linux with glibc, as ONNX Runtime does. This system has another C library, such as musl of "
             "Alpine. Use an image such as python:3.11-slim, or Swiftlet's own."
         )
+    if system == "darwin" and machine != "arm64":
+        return "Swiftlet runs on Macs with Apple silicon only, as ONNX Runtime does."
     if system == "linux" and machine not in KERNELS:
         return f"Swiftlet runs on {' and '.join(KERNELS)}. This machine is {machine or 'unknown'}."
     return None
@@ -93,7 +98,8 @@ def compile_kernels(directory: Path | None = None) -> None:
 
     They lie beside their sources, or in the directory, by the package that they belong to.
     """
-    kernels = KERNELS.get(platform.machine(), {})
+    machine = platform.machine()
+    kernels = KERNELS.get("aarch64" if machine == "arm64" else machine, {})  # the second is its name in macOS
     with ThreadPoolExecutor(2) as threads:
         failed = [
             error for error in threads.map(lambda name: _compile(name, kernels[name], directory), kernels) if error
@@ -109,7 +115,8 @@ def _compile(kernel: str, options: Sequence[str], directory: Path | None) -> str
     target = source.parent if directory is None else directory.joinpath(*source.parent.parts[-2:])
     target.mkdir(parents=True, exist_ok=True)
     part, library = target / f"{kernel}.part", target / f"{kernel}.so"
-    options = (*COMMON, *options, *shlex.split(os.environ.get("CXXFLAGS", "")))
+    system = (f"-mmacosx-version-min={MACOS}",) if sys.platform == "darwin" else ()
+    options = (*COMMON, *system, *options, *shlex.split(os.environ.get("CXXFLAGS", "")))
     command = [*compiler, *options, str(source), "-o", str(part)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603

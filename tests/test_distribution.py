@@ -180,7 +180,7 @@ def test_kernel_is_compiled_to_equal_bytes_in_any_folder(tmp_path, monkeypatch):
 def test_installed_wheel_serves_the_bundled_models_from_another_folder(installed, tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SWIFTLET_", "PYTHON"))}
     with subprocess.Popen(
-        [installed / "swiftlet", "serve", "--port", "0"],
+        [installed / "swiftlet-serve", "serve", "--port", "0"],
         cwd=tmp_path,
         env=environment,
         stdout=subprocess.PIPE,

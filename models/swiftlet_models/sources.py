@@ -9,6 +9,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -98,6 +99,8 @@ def identify(name: str) -> Source:
     """Returns what a path or name is."""
     path = Path(name)
     try:
+        with suppress(FileNotFoundError, NotADirectoryError, ValueError):
+            path.stat()  # the functions below tell nothing of other errors, since Python 3.14
         if path.is_dir():
             return _directory(path)
         if path.is_file():

@@ -24,7 +24,13 @@ from swiftlet_serve.machine.cores import usable_cores
 PREFIX: Final = "SWIFTLET_"  # of environment variables
 MAX_TIMEOUT_MS: Final = 600_000  # of a request's own deadline
 OTHER_VARIABLES: Final = ("NATIVE_KERNEL", "API_KEY")  # of the native engine, and of commands that ask a server
-HOST_VARIABLES: Final = {"port": "AIP_HTTP_PORT"}  # of hosts of containers, by the setting that they are a default of
+HOST_VARIABLES: Final = {
+    "port": "AIP_HTTP_PORT",
+    "vertex_predict_route": "AIP_PREDICT_ROUTE",
+    "vertex_health_route": "AIP_HEALTH_ROUTE",
+}
+"""The variables of hosts of containers, by the setting that they are a default of."""
+ROUTE: Final = re.compile(r"/[\w./:@~-]*", re.ASCII)
 
 
 MODEL_OPTION: Final = re.compile(r"[a-z_]+=[^=,]*")  # of a model in a list
@@ -225,6 +231,14 @@ class Settings(BaseSettings):
         False,
         description="Logs each request: its client, result and durations, but never its text.",
     )
+    vertex_predict_route: str = Field(
+        "/vertex",
+        description="Path of predictions for Vertex AI. Unset: AIP_PREDICT_ROUTE, which it sets, or the default.",
+    )
+    vertex_health_route: str = Field(
+        "/vertex/health",
+        description="Path of the health check of Vertex AI. Unset: AIP_HEALTH_ROUTE, which it sets, or the default.",
+    )
     traces_endpoint: str | None = Field(
         None,
         description="URL that OpenTelemetry traces are sent to, with OTLP over HTTP, for example "
@@ -268,6 +282,13 @@ class Settings(BaseSettings):
         if len(names := dict(pairs)) < len(pairs):
             raise ValueError("a name occurs twice")
         return names
+
+    @field_validator("vertex_predict_route", "vertex_health_route")
+    @classmethod
+    def _check_route(cls, value: str) -> str:
+        if not ROUTE.fullmatch(value):
+            raise ValueError("it is not a path such as /vertex")
+        return value
 
     @field_validator("devices", "dialects", "cors_origins", "trusted_proxies", mode="before")
     @classmethod

@@ -137,6 +137,7 @@ def test_addresses_of_the_publication_are_settings():
         ("linux", "", "glibc", "unknown"),
         ("win32", "AMD64", "", "Windows"),
         ("darwin", "arm64", "", None),
+        ("darwin", "x86_64", "", "Apple silicon"),
     ],
 )
 def test_platform_that_cannot_serve_is_refused_at_the_installation(system, machine, libc, word):

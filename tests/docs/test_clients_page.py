@@ -48,7 +48,7 @@ def run(client: str, server: Process, *command: str) -> str:
 
 
 def test_page_has_an_example_for_each_client():
-    assert len(PACKAGES) == 10
+    assert len(PACKAGES) == 11
     assert [name for name, section in SECTIONS.items() if blocks(section, "python")] == list(PACKAGES)
     assert all(len(section.splitlines()) < 20 for section in SECTIONS.values())
 
@@ -95,3 +95,15 @@ def test_body_of_elasticsearch_is_answered(server):
     )
 
     assert [len(one["embedding"]) for one in answer.json()["data"]] == 2 * [len(answer.json()["data"][0]["embedding"])]
+
+
+def test_bodies_of_elasticsearch_s_service_of_hugging_face_are_answered(server):
+    """As its source has them (HuggingFaceRerankRequestEntity). It reads no other fields of a ranked text."""
+    texts = ["a", "서울"]
+    vectors = requests.post(f"{server.url}/embed", json={"inputs": texts}, timeout=PATIENCE_S).json()
+    body = {"texts": texts, "query": "a", "return_text": True, "top_n": 1}
+    ranked = requests.post(f"{server.url}/rerank", json=body, timeout=PATIENCE_S).json()
+
+    assert [{type(number) for number in vector} for vector in vectors] == 2 * [{float}]
+    assert {one["index"]: one["text"] for one in ranked} == dict(enumerate(texts))
+    assert all(one.keys() == {"index", "score", "text"} for one in ranked)

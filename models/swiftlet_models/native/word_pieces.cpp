@@ -16,7 +16,7 @@ namespace {
 
 // A character after normalisation: a code point with its kind, or 0 for none.
 constexpr std::uint32_t CODE_POINT = (1 << 21) - 1;
-constexpr std::uint32_t LETTER = 1 << 21;
+[[maybe_unused]] constexpr std::uint32_t LETTER = 1 << 21;  // anything else
 constexpr std::uint32_t SPACE = 2 << 21;  // it separates words
 constexpr std::uint32_t MARK = 3 << 21;   // it is a word of its own
 constexpr std::uint32_t UNSURE = 4 << 21;  // what becomes of it depends on other characters

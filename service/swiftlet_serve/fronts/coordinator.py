@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 import socket
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -51,8 +50,6 @@ class Coordinator:
         Raises:
             SetupError: the system has no memory that processes share.
         """
-        if sys.platform != "linux":
-            raise SetupError("fronts above 1 need Linux, which spreads connections over processes.")
         self.url = ""
         self.restarts = 0
         self._runtime = runtime

@@ -12,10 +12,12 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from swiftlet_serve.errors import SetupError
 from swiftlet_serve.types import Priority
 
 MAX_CLIENTS: Final = 8
@@ -51,7 +53,13 @@ def number_of(client: str) -> int:
 
 
 def create() -> tuple[int, int]:
-    """Creates a page. Returns a file descriptor to write it with, and one for fronts that can only read it."""
+    """Creates a page. Returns a file descriptor to write it with, and one for fronts that can only read it.
+
+    Raises:
+        SetupError: the system has no memory that processes share.
+    """
+    if sys.platform != "linux":
+        raise SetupError("fronts above 1 need Linux, which spreads connections over processes.")
     writer = os.memfd_create("swiftlet-load")
     os.ftruncate(writer, mmap.PAGESIZE)
     return writer, os.open(f"/proc/self/fd/{writer}", os.O_RDONLY)

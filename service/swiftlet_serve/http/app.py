@@ -98,7 +98,9 @@ def create_app(
         lifespan=opening.lifespan,
         telemetry=NO_TELEMETRY,
     )
-    served_dialects = {name: dialects.load(name) for name in runtime.settings.dialects or dialects.names()}
+    served_dialects = {
+        name: dialects.load(name, runtime.settings) for name in runtime.settings.dialects or dialects.names()
+    }
     schemas = {name: dialect_routes.schemas(name, dialect) for name, dialect in served_dialects.items()}
     origins = runtime.settings.cors_origins
     cors = Cors(origins, CORS_ALLOWED, CORS_EXPOSED) if origins else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -17,12 +18,8 @@ def usable_cores(root: Path = cgroup.ROOT) -> int:
 
     `root` has the folders `proc` and `sys`.
     """
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # not available on macOS and Windows
-        cores = os.cpu_count() or 1
     # Rounded down: the kernel throttles a surplus thread in the middle of a batch, which delays all of its requests.
-    return max(1, min(cores, int(min(map(_quota, cgroup.folders("cpu", root))))))
+    return max(1, min(len(_allowed()), int(min(map(_quota, cgroup.folders("cpu", root))))))
 
 
 def physical_cores(cpus: Path = CPUS) -> int:
@@ -30,11 +27,14 @@ def physical_cores(cpus: Path = CPUS) -> int:
 
     Two threads of one core share its multipliers. A CPU that the system does not describe counts as a core.
     """
-    try:
-        allowed = os.sched_getaffinity(0)
-    except AttributeError:  # not available on macOS and Windows
-        return os.cpu_count() or 1
-    return len({_siblings(cpus / f"cpu{number}/topology") or str(number) for number in allowed})
+    return len({_siblings(cpus / f"cpu{number}/topology") or str(number) for number in _allowed()})
+
+
+def _allowed() -> set[int]:
+    """Returns the numbers of the CPUs of this process's affinity. macOS has no affinity."""
+    if sys.platform == "linux":
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
 
 
 def _siblings(topology: Path) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -81,7 +83,9 @@ def _number(folder: Path, *names: str) -> int | None:
 
 
 def resident_bytes() -> int:
-    """Returns the resident set size of this process in bytes."""
+    """Returns the resident set size of this process in bytes; outside Linux, its highest value so far."""
+    if sys.platform != "linux":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 

@@ -1,8 +1,6 @@
 // ARM's NEON with the dot product of ARMv8.2 (`sdot`): four products of signed bytes, added in 32 bits.
 
-#include <asm/hwcap.h>
-#include <sys/auxv.h>
-
+#include "arm_features.h"
 #include "neon.h"
 #include "no_tiles.h"
 
@@ -12,7 +10,7 @@ struct Isa : Neon, NoTiles {
     static constexpr const char* name = "neon";
     static constexpr int group = 4;
 
-    static bool supported() { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
+    static bool supported() { return has_dot_products(); }
 
     static int8x16_t broadcast_group(const Quantised* p) {
         std::int32_t word;

@@ -1,18 +1,12 @@
 // ARM's NEON with the matrix product of ARMv8.6 (`smmla`): two rows of eight signed bytes times two outputs, added in 32
 // bits.
 
-#include <asm/hwcap.h>
-#include <sys/auxv.h>
-
 #include <cstddef>
 
+#include "arm_features.h"
 #include "neon.h"
 #include "no_tiles.h"
 #include "unroll.h"
-
-#ifndef HWCAP2_I8MM  // older headers of Linux
-#define HWCAP2_I8MM (1 << 13)
-#endif
 
 namespace {
 
@@ -21,7 +15,7 @@ struct Isa : Neon, NoTiles {
     static constexpr int rows_at_once = 2;
     static constexpr int group = 8;
 
-    static bool supported() { return getauxval(AT_HWCAP2) & HWCAP2_I8MM; }
+    static bool supported() { return has_matrix_products(); }
 
     // Adds the products of two rows and two outputs.
     static Accumulators dot(Accumulators sum, int8x16_t activations, int8x16_t weights) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from pydantic import ConfigDict
@@ -66,6 +67,15 @@ class Dialect(Protocol):
     def render_error(self, error: SwiftletError, request_id: str) -> Response:
         """Returns the response to a request that failed. Never contains text from the request."""
         ...
+
+
+@dataclass
+class Configured:
+    """A dialect whose routes depend on the settings. Its module has `configure`, which returns it, and no routes."""
+
+    OPERATIONS: Sequence[Operation]
+    PAGES: Sequence[Page]
+    render_error: RenderError
 
 
 class ForeignBody(NullIsDefault):

@@ -8,11 +8,13 @@ all requests alike. No other file lists the dialects: to add a dialect, add a fi
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import cast
 
 from swiftlet_serve import plugins
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.http.dialect_parts.dialect import Dialect
+from swiftlet_serve.settings import Settings
 
 
 def names() -> list[str]:
@@ -20,12 +22,14 @@ def names() -> list[str]:
     return [name.replace("_", "-") for name in plugins.names(sys.modules[__name__])]
 
 
-def load(name: str) -> Dialect:
-    """Imports the dialect of this name.
+def load(name: str, settings: Settings | None = None) -> Dialect:
+    """Imports the dialect of this name, with the routes of the settings, or of the default ones.
 
     Raises:
         SetupError: the dialect does not exist.
     """
     if name not in names():
         raise SetupError(f"There is no dialect {name!r}. The dialects are {', '.join(names())}.")
-    return cast(Dialect, plugins.load(sys.modules[__name__], name.replace("-", "_")))
+    module = plugins.load(sys.modules[__name__], name.replace("-", "_"))
+    configure: Callable[[Settings], Dialect] | None = getattr(module, "configure", None)
+    return cast(Dialect, module) if configure is None else configure(settings or Settings())
