@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from swiftlet_serve.cli.main import main
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.migration import live_share
-from swiftlet_serve.migration.request_log import LogWriter, entries
+from swiftlet_serve.migration.request_log import Entry, LogWriter, entries
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.telemetry import endpoint_metrics, prometheus
 from swiftlet_serve.telemetry.endpoint_stats import BUCKETS_S, COUNTERS, EndpointStats
@@ -103,7 +103,7 @@ async def test_copies_are_compared_and_reported(artifact_dir, tmp_path):
     assert "| Cost of 1,000 requests | 0.5000 | – |" in report.output
     assert "may not take over: its agreement may be below 99 %" in strict.output
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
-    stored = list(entries(log))
+    stored = list(entries(log, Entry))
     assert len(stored) == 200
     assert {(entry.path, json.dumps(entry.body)) for entry in stored} == {("/classify", json.dumps(BODY))}
     assert sum(entry.answer == json.loads(other) for entry in stored) == 1

@@ -83,7 +83,7 @@ def shadow(
     from swiftlet_serve.migration.endpoint import Endpoint, read_key
     from swiftlet_serve.migration.replay import replay
     from swiftlet_serve.migration.report import Report, differing, lines, objection
-    from swiftlet_serve.migration.request_log import entries
+    from swiftlet_serve.migration.request_log import Entry, entries
     from swiftlet_serve.migration.training_data import TrainingData
 
     def endpoint(url: str, file: Path | None, variable: str) -> Endpoint:
@@ -92,7 +92,7 @@ def shadow(
     leaving = None if existing is None else endpoint(existing, existing_key_file, "EXISTING_API_KEY")
     coming = endpoint(candidate, candidate_key_file, "CANDIDATE_API_KEY")
     # An invalid line ends the command before a request is paid for. Lines that a server adds later do not count.
-    total = sum(1 for _ in islice(entries(log), limit))
+    total = sum(1 for _ in islice(entries(log, Entry), limit))
     report = Report()
     with TrainingData(training_data, question) if training_data else nullcontext() as data:
 
@@ -102,7 +102,7 @@ def shadow(
                 data.add(pair)
             advance(report.candidate.outcomes.total(), total, "requests")
 
-        asyncio.run(replay(islice(entries(log), total), leaving, coming, concurrency, count))
+        asyncio.run(replay(islice(entries(log, Entry), total), leaving, coming, concurrency, count))
     reason = objection(report, least_agreement, most_ms)
     prices = (existing_price, candidate_price)
     told = "\n".join(lines(report, reason, prices, f"Replay of {log.name}"))

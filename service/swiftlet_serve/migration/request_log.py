@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Base64Bytes, BaseModel, Field, ValidationError, model_validator
 from pydantic_core import to_json
 
 from swiftlet_serve.errors import SetupError
@@ -25,17 +25,44 @@ OWNER_ONLY: Final = 0o600
 EXPECTED: Final = 'Expected JSON such as {"path": "/v1/decisions", "body": {...}}, where "answer" may follow.'
 
 
+RequestPath = Annotated[str, Field(pattern=r"^/[!-~]*$", max_length=2048)]
+"""The path of a request: printable ASCII, which ends no header."""
+
+
 class Entry(BaseModel):
     """A request. Other fields of its line, such as a time, are ignored."""
 
-    path: Annotated[str, Field(pattern=r"^/[!-~]*$", max_length=2048)]  # printable ASCII, which ends no header
+    path: RequestPath
     body: dict[str, Any]
     answer: Any = None
-    receipt: str = ""  # of the answer, if it has one
     line: int = 0  # of the log, from 1
 
 
-def entries(log: Path) -> Iterator[Entry]:
+class Answered(BaseModel):
+    """A request with the receipt of its answer, over HTTP or gRPC."""
+
+    path: RequestPath
+    body: dict[str, Any] | None = None  # of a request over HTTP
+    message: Base64Bytes | None = None  # of a call of gRPC
+    receipt: str = ""
+    line: int = 0
+
+    @property
+    def content(self) -> bytes:
+        """What was sent: JSON, or the message."""
+        return to_json(self.body) if self.message is None else self.message
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.body is None) == (self.message is None):
+            raise ValueError("a request has a body, and a call has a message.")
+        return self
+
+
+Line = TypeVar("Line", Entry, Answered)
+
+
+def entries(log: Path, kind: type[Line]) -> Iterator[Line]:
     """Yields the requests of a log, one at a time. Blank lines are skipped.
 
     Raises:
@@ -48,7 +75,7 @@ def entries(log: Path) -> Iterator[Entry]:
             if line.isspace():
                 continue
             try:
-                entry = Entry.model_validate_json(line)
+                entry = kind.model_validate_json(line)
             except ValidationError:  # whose text quotes the line
                 raise SetupError(f"{log.name}, line {number}: it is not a request. {EXPECTED}") from None
             entry.line = number
