@@ -15,10 +15,11 @@ from swiftlet_serve.telemetry.histogram import Histogram
 
 NAME: Final = "shadow_endpoint_"
 FIELDS: Final = {
-    "answers": "Total responses with answers that can be read.",
-    "answers_with_tokens": "Total responses with answers that tell their tokens.",
-    "tokens": "Total tokens of the responses that tell them.",
+    "shadow_endpoint_answers": "Total responses with answers that can be read.",
+    "shadow_endpoint_answers_with_tokens": "Total responses with answers that tell their tokens.",
+    "shadow_endpoint_tokens": "Total tokens of the responses that tell them.",
 }
+"""The metrics of the fields of `Responses`, by their names."""
 
 
 def collect(
@@ -26,13 +27,13 @@ def collect(
 ) -> Iterator[Metric]:
     """Converts statistics to metrics. `add` adds a histogram to a family."""
     responses = families.counter(
-        NAME + "responses",
+        "shadow_endpoint_responses",
         "Total responses to requests that were copied to the endpoint of `shadow_url`. side: existing is the endpoint, "
         "and candidate this server; outcome: the status, or what there was instead.",
         ["side", "outcome"],
     )
     seconds = families.histogram(
-        NAME + "response_seconds", "Time of the responses with answers that can be read.", ["side"]
+        "shadow_endpoint_response_seconds", "Time of the responses with answers that can be read.", ["side"]
     )
     for name, side in stats.sides.items():
         for outcome, count in sorted(side.outcomes.items()):
@@ -40,12 +41,12 @@ def collect(
         add(seconds, [name], side.seconds)
     yield from (responses, seconds)
     for field, help_ in FIELDS.items():
-        family = families.counter(NAME + field, help_, ["side"])
+        family = families.counter(field, help_, ["side"])
         for name, side in stats.sides.items():
-            family.add_metric([name], getattr(side, field))
+            family.add_metric([name], getattr(side, field.removeprefix(NAME)))
         yield family
     sums = GaugeMetricFamily(
-        f"{PREFIX}{NAME}agreement",
+        PREFIX + "shadow_endpoint_agreement",
         "How the answers of both sides agree, by kind of answer: hits of sizes agree. `swiftlet shadow-report` "
         "computes intervals from these sums, in which a request is a group.",
         labels=["kind", "sum"],
@@ -54,7 +55,9 @@ def collect(
         for sum_, value in kind.sums().items():
             sums.add_metric([name, sum_], value)
     yield sums
-    yield families.total(NAME + "dropped", "Total copies that were dropped, because too many waited.", stats.dropped)
+    yield families.total(
+        "shadow_endpoint_dropped", "Total copies that were dropped, because too many waited.", stats.dropped
+    )
 
 
 def read(pages: Iterable[str]) -> EndpointStats | None:
@@ -100,5 +103,5 @@ def _read(name: str, labels: Mapping[str, str], value: float, one: dict[str, Any
             side["counts"].append(value - sum(side["counts"]))
         case "response_seconds_sum":
             side["seconds"] = value
-        case _ if (field := name.removesuffix("_total")) in FIELDS:
+        case _ if NAME + (field := name.removesuffix("_total")) in FIELDS:
             side[field] = value
