@@ -56,7 +56,9 @@ def collect(
             sums.add_metric([name, sum_], value)
     yield sums
     yield families.total(
-        "shadow_endpoint_dropped", "Total copies that were dropped, because too many waited.", stats.dropped
+        "shadow_endpoint_dropped",
+        "Total copies that were dropped: too many waited, or one was too large.",
+        stats.dropped,
     )
 
 
