@@ -44,6 +44,7 @@ from swiftlet_serve.settings import Settings
 from swiftlet_serve.tasks import _entities_requests, _zero_shot_requests, fill_mask, qa, rerank
 from swiftlet_serve.tasks._requests import MAX_INPUTS
 from swiftlet_serve.telemetry import prometheus
+from swiftlet_serve.telemetry.endpoint_stats import EndpointStats
 from swiftlet_serve.telemetry.shadow_stats import ShadowStats
 from swiftlet_serve.telemetry.snapshot import RepositoryState, VersionState
 from swiftlet_serve.types.body_model import BodyModel
@@ -356,6 +357,9 @@ def metrics() -> str:
         state = RepositoryState(True, {("model", "loaded"): 1}, 0, [served], shadows)
         server().use_repository(SimpleNamespace(state=lambda: state))
         server().stats.add_model("model", "classify", 2)
+        server().stats.endpoint = endpoint = EndpointStats()
+        endpoint.kinds["choice"].agreed.add(1, 1)
+        endpoint.existing.outcomes["200"] = 1
         return await prometheus.scrape(server())
 
     rows = []

@@ -81,9 +81,6 @@ def share(hits: float, n: int) -> Score:
 def clustered_share(hits: Sequence[int], sizes: Sequence[int]) -> Score:
     """Returns the share of cases that are hits, if cases come in n groups that are not independent within.
 
-    The interval holds two others: the normal approximation for a ratio of sums (Cochran 1977, Sampling Techniques,
-    section 6.3), which has no width without a miss, and Wilson's of n cases, as if a group told no more than one case.
-
     Args:
         hits: (n,) hits of each group.
         sizes: (n,) cases of each group, at least 1.
@@ -91,16 +88,48 @@ def clustered_share(hits: Sequence[int], sizes: Sequence[int]) -> Score:
     Raises:
         ValueError: there are no groups, or the arguments differ in length.
     """
-    groups = np.array(list(zip(hits, sizes, strict=True)), np.float64)
-    if not len(groups):
-        raise ValueError("there are no cases.")
-    n, cases = len(groups), float(groups[:, 1].sum())
-    value = float(groups[:, 0].sum()) / cases
-    errors = groups[:, 0] - value * groups[:, 1]
-    margin = Z * math.sqrt(n / max(1, n - 1) * float(errors @ errors)) / cases
-    wilson = share(value * n, n)
-    low, high = min(100 * (value - margin), wilson.low), max(100 * (value + margin), wilson.high)
-    return Score(100 * value, max(0.0, low), min(100.0, high), n)
+    groups = ClusterSums()
+    for one, size in zip(hits, sizes, strict=True):
+        groups.add(one, size)
+    return groups.share
+
+
+@dataclass
+class ClusterSums:
+    """All that the share of hits in groups depends on. Sums of several places can be added up."""
+
+    groups: int = 0
+    hits: int = 0
+    sizes: int = 0
+    squared_hits: int = 0
+    squared_sizes: int = 0
+    products: int = 0  # of the hits of a group and its size
+
+    def add(self, hits: int, size: int) -> None:
+        """Counts a group of `size` cases, at least 1."""
+        self.groups += 1
+        self.hits += hits
+        self.sizes += size
+        self.squared_hits += hits * hits
+        self.squared_sizes += size * size
+        self.products += hits * size
+
+    @property
+    def share(self) -> Score:
+        """The share of cases that are hits. Raises ValueError without groups.
+
+        The interval holds two others: the normal approximation for a ratio of sums (Cochran 1977, Sampling Techniques,
+        section 6.3), which has no width without a miss, and Wilson's of n cases, as if a group told no more than one
+        case.
+        """
+        if not self.groups:
+            raise ValueError("there are no cases.")
+        n, value = self.groups, self.hits / self.sizes
+        errors = max(0.0, self.squared_hits - 2 * value * self.products + value * value * self.squared_sizes)
+        margin = Z * math.sqrt(n / max(1, n - 1) * errors) / self.sizes
+        wilson = share(value * n, n)
+        low, high = min(100 * (value - margin), wilson.low), max(100 * (value + margin), wilson.high)
+        return Score(100 * value, max(0.0, low), min(100.0, high), n)
 
 
 def spearman(values: Sequence[float], others: Sequence[float]) -> Score:

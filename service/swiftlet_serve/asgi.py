@@ -12,9 +12,10 @@ from functools import cache
 from typing import Any
 
 from swiftlet_serve import build_info
-from swiftlet_serve.http.app import Application, create_app
+from swiftlet_serve.http.app import Application
 from swiftlet_serve.http.gate.api_keys import ApiKeys
 from swiftlet_serve.inference.local_runtime import LocalRuntime
+from swiftlet_serve.migration import live_share
 from swiftlet_serve.repository.create import create_manager
 from swiftlet_serve.settings import Settings, check_variables
 from swiftlet_serve.telemetry.observers import Observers
@@ -32,7 +33,7 @@ def create_application(settings: Settings) -> tuple[Application, LocalRuntime]:
     runtime = LocalRuntime.start(settings)
     observers = Observers.create(settings.traces_endpoint, build_info.version(), logs=settings.access_log)
     atexit.register(observers.close)  # not by the lifespan, which some servers run twice and others never
-    return create_app(runtime, keys, observers.all, create_manager(runtime)), runtime
+    return live_share.create_application(runtime, keys, observers.all, create_manager(runtime)), runtime
 
 
 @cache

@@ -97,11 +97,13 @@ def serve(settings: Settings, announce: Announce) -> None:
         runtime = LocalRuntime.begin(settings)
         # The rest is imported while the worker process loads the models: it takes half a second.
         from swiftlet_serve.fronts.coordinator import Coordinator
-        from swiftlet_serve.http.app import create_admin_gate, create_app
+        from swiftlet_serve.http.app import create_admin_gate
         from swiftlet_serve.http.connections.port import AdminThread, Port
         from swiftlet_serve.http.endpoints.repository_control import RepositoryControl
+        from swiftlet_serve.migration import live_share
         from swiftlet_serve.repository.create import create_manager
 
+        live_share.check(settings)  # also if only the fronts copy requests
         runtime.wait()
         manager = create_manager(runtime)
         grpc = _create_grpc_port(runtime, keys, observers.all, certificate)
@@ -109,7 +111,7 @@ def serve(settings: Settings, announce: Announce) -> None:
         if settings.fronts > 1:
             public = Coordinator(runtime, public_sockets)
         else:
-            gate = create_app(runtime, keys, observers.all).gate
+            gate = live_share.create_application(runtime, keys, observers.all).gate
             public = Port(gate, Listener(public_sockets[0], credentials.context), settings)
             runtime.use_public_port(public)
         control = None if manager is None or admin_keys is None else RepositoryControl(manager, runtime)
@@ -134,7 +136,8 @@ def _changes(settings: Settings) -> str:
     fields = Settings.model_fields
     defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
     changed = {name: value for name, value in settings if name != "cores" and value != defaults[name]}
-    urls = {"traces_endpoint", *(["repository"] if "://" in (settings.repository or "") else [])}  # may hold a password
+    urls = {"traces_endpoint", "shadow_url"}  # may hold a password
+    urls |= {"repository"} if "://" in (settings.repository or "") else set()
     shown = [name if name in urls else f"{name}={value}" for name, value in changed.items()]
     return f"{settings.cores} cores, settings: {', '.join(shown) or 'the defaults'}"
 

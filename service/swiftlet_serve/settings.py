@@ -143,6 +143,28 @@ class Settings(BaseSettings):
         description="PEM file with a private Ed25519 key that signs a receipt of each answer, in X-Receipt. "
         "Needs the extra sign. Unset: no receipts.",
     )
+    shadow_url: str | None = Field(
+        None,
+        description="Address of an existing service, before the paths of its requests. It gets copies of requests, and "
+        "its answers are compared with this server's and dropped. Unset: no request is copied.",
+    )
+    shadow_paths: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Routes whose requests are copied to shadow_url, separated by commas, such as /v1/decisions. Their "
+        "texts leave this server.",
+    )
+    shadow_share: float = Field(
+        0.01, gt=0, le=1, description="Share of the requests that are copied to shadow_url, from 0 to 1."
+    )
+    shadow_key_file: Path | None = Field(None, description="File with the API key of shadow_url. Unset: none is sent.")
+    shadow_timeout_ms: int = Field(
+        10_000, ge=1, le=MAX_TIMEOUT_MS, description="Time for a response of shadow_url, in milliseconds."
+    )
+    shadow_log: Path | None = Field(
+        None,
+        description="File that copied requests are added to with what shadow_url answered, as `swiftlet shadow` reads "
+        "them. It has users' texts, and only its owner may read it. Unset: no text is stored.",
+    )
     signer_key: Path | None = Field(
         None,
         description="PEM file with the public Ed25519 key whose owner must have signed the certificate of each model, "
@@ -290,7 +312,7 @@ class Settings(BaseSettings):
             raise ValueError("it is not a path such as /vertex")
         return value
 
-    @field_validator("devices", "dialects", "cors_origins", "trusted_proxies", mode="before")
+    @field_validator("devices", "dialects", "cors_origins", "trusted_proxies", "shadow_paths", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value

@@ -29,6 +29,7 @@ class StandIn(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.seen.append((self.path, self.headers.get("authorization"), body))
+        assert self.headers["x-shadow-copy"] == "1"
         status, answer, *receipt = self.server.respond(body)
         content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         self.send_response(status)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
+
+if TYPE_CHECKING:
+    from swiftlet_serve.migration.report import Price
 
 DataFile: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 Directory: Final = click.Path(file_okay=False, path_type=Path)
@@ -30,4 +34,32 @@ least_agreement_option: Final = click.option(
     default=0.98,
     show_default=True,
     help="Minimum agreement of the candidate, from 0 to 1.",
+)
+
+
+class PriceType(click.ParamType[Any]):
+    """A price of an endpoint."""
+
+    name = "AMOUNT/UNIT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Price:
+        from swiftlet_serve.migration.report import Price
+
+        try:
+            return value if isinstance(value, Price) else Price.parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+existing_price_option: Final = click.option(
+    "--existing-price", type=PriceType(), help="Price, as 0.4/1M-tokens or 0.02/1k-requests."
+)
+candidate_price_option: Final = click.option(
+    "--candidate-price", type=PriceType(), help="Price, in the same form and currency."
+)
+most_ms_option: Final = click.option(
+    "--most-ms",
+    type=click.FloatRange(0, min_open=True),
+    default=math.inf,
+    help="Maximum p99 of the candidate's times, in milliseconds. Default: any.",
 )

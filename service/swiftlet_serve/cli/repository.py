@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import sys
 import urllib.request
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from swiftlet_serve.cli.options import least_agreement_option
+from swiftlet_serve.cli.options import (
+    candidate_price_option,
+    existing_price_option,
+    least_agreement_option,
+    most_ms_option,
+)
+
+if TYPE_CHECKING:
+    from swiftlet_serve.migration.report import Price
 
 FETCH_TIMEOUT_S: Final = 10.0
 
@@ -44,27 +52,48 @@ def push(artifact: str, repository: str, version: int | None) -> None:
     type=click.FloatRange(0, min_open=True),
     default=1.2,
     show_default=True,
-    help="Maximum engine time of the candidate, as a multiple of the served version's.",
+    help="Maximum engine time of a candidate version, as a multiple of the served version's.",
 )
+@most_ms_option
+@existing_price_option
+@candidate_price_option
 @click.option("--api-key", envvar="SWIFTLET_API_KEY", help="API key of the servers, if they need one.")
-def shadow_report(urls: tuple[str, ...], least_agreement: float, most_time: float, api_key: str | None) -> None:
-    """Says whether a candidate version may take over, from the shadow traffic of servers.
+def shadow_report(
+    urls: tuple[str, ...],
+    least_agreement: float,
+    most_time: float,
+    most_ms: float,
+    existing_price: Price | None,
+    candidate_price: Price | None,
+    api_key: str | None,
+) -> None:
+    """Says whether a candidate may take over, from the shadow traffic of servers.
 
-    URL is the address of a server's metrics, such as http://127.0.0.1:9000/metrics. Several servers are added up. The
-    status is 1 if a candidate may not be promoted, and 2 without a candidate.
+    URL is the address of a server's metrics, such as http://127.0.0.1:9000/metrics. Several servers are added up.
+    Candidates are versions of a model repository, and servers that copy requests to an existing service (`shadow_url`).
+    Prices and --most-ms are of these. The status is 1 if a candidate may not take over, and 2 without a candidate.
     """
+    from swiftlet_serve.migration import report as of_endpoint
     from swiftlet_serve.repository import report
+    from swiftlet_serve.telemetry import endpoint_metrics
 
     try:
-        candidates = report.read(_fetch_text(url, api_key) for url in urls)
+        pages = [_fetch_text(url, api_key) for url in urls]
+        candidates, endpoint = report.read(pages), endpoint_metrics.read(pages)
     except (OSError, ValueError) as error:
         raise click.ClickException(f"The metrics cannot be read: {error}") from None
     for line in report.lines(candidates, least_agreement, most_time):
         click.echo(line)
-    if not candidates:
-        click.echo("No model has a candidate with shadow traffic.")
+    objections = [report.objection(candidate, least_agreement, most_time) for candidate in candidates.values()]
+    if endpoint is not None:
+        objections.append(reason := of_endpoint.objection(endpoint, least_agreement, most_ms))
+        for line in of_endpoint.lines(endpoint, reason, (existing_price, candidate_price), "Live share"):
+            click.echo(line)
+        click.echo(f"Copies that were dropped: {endpoint.dropped}")
+    if not objections:
+        click.echo("No model has a candidate with shadow traffic, and no server copies requests.")
         sys.exit(2)
-    sys.exit(any(report.objection(candidate, least_agreement, most_time) for candidate in candidates.values()))
+    sys.exit(any(objections))
 
 
 def _fetch_text(url: str, api_key: str | None) -> str:

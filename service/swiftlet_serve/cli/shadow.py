@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from swiftlet_serve.cli.options import DataFile, least_agreement_option
+from swiftlet_serve.cli.options import (
+    DataFile,
+    candidate_price_option,
+    existing_price_option,
+    least_agreement_option,
+    most_ms_option,
+)
 from swiftlet_serve.cli.progress import advance, note
 
 if TYPE_CHECKING:
     from swiftlet_serve.migration.replay import Pair
     from swiftlet_serve.migration.report import Price
-
-
-class PriceType(click.ParamType[Any]):
-    """A price of an endpoint."""
-
-    name = "AMOUNT/UNIT"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Price:
-        from swiftlet_serve.migration.report import Price
-
-        try:
-            return value if isinstance(value, Price) else Price.parse(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
 
 
 @click.command()
@@ -40,15 +31,10 @@ class PriceType(click.ParamType[Any]):
 @click.option("--candidate", metavar="URL", required=True, help="Endpoint to compare with.")
 @click.option("--existing-key-file", type=DataFile, help="File with the API key. Default: EXISTING_API_KEY.")
 @click.option("--candidate-key-file", type=DataFile, help="File with the API key. Default: CANDIDATE_API_KEY.")
-@click.option("--existing-price", type=PriceType(), help="Price, as 0.4/1M-tokens or 0.02/1k-requests.")
-@click.option("--candidate-price", type=PriceType(), help="Price, in the same form and currency.")
+@existing_price_option
+@candidate_price_option
 @least_agreement_option
-@click.option(
-    "--most-ms",
-    type=click.FloatRange(0, min_open=True),
-    default=math.inf,
-    help="Maximum p99 of the candidate's times, in milliseconds. Default: any.",
-)
+@most_ms_option
 @click.option(
     "--concurrency", type=click.IntRange(1, 256), default=4, show_default=True, help="Requests at the same time."
 )
@@ -96,8 +82,8 @@ def shadow(
 
     from swiftlet_serve.migration.endpoint import Endpoint, read_key
     from swiftlet_serve.migration.replay import replay
-    from swiftlet_serve.migration.report import Report, lines
-    from swiftlet_serve.migration.request_log import entries
+    from swiftlet_serve.migration.report import Report, differing, lines, objection
+    from swiftlet_serve.migration.request_log import Entry, entries
     from swiftlet_serve.migration.training_data import TrainingData
 
     def endpoint(url: str, file: Path | None, variable: str) -> Endpoint:
@@ -105,22 +91,26 @@ def shadow(
 
     leaving = None if existing is None else endpoint(existing, existing_key_file, "EXISTING_API_KEY")
     coming = endpoint(candidate, candidate_key_file, "CANDIDATE_API_KEY")
-    total = sum(1 for _ in islice(entries(log), limit))  # an invalid line ends the command before a request is paid for
+    # An invalid line ends the command before a request is paid for. Lines that a server adds later do not count.
+    total = sum(1 for _ in islice(entries(log, Entry), limit))
     report = Report()
     with TrainingData(training_data, question) if training_data else nullcontext() as data:
 
         def count(pair: Pair) -> None:
-            report.add(pair)
+            report.add_pair(pair)
             if data is not None:
                 data.add(pair)
             advance(report.candidate.outcomes.total(), total, "requests")
 
-        asyncio.run(replay(islice(entries(log), limit), leaving, coming, concurrency, count))
-    objection = report.objection(least_agreement, most_ms)
-    told = "\n".join(lines(report, objection, (existing_price, candidate_price), log.name))
+        asyncio.run(replay(islice(entries(log, Entry), total), leaving, coming, concurrency, count))
+    reason = objection(report, least_agreement, most_ms)
+    prices = (existing_price, candidate_price)
+    told = "\n".join(lines(report, reason, prices, f"Replay of {log.name}"))
+    if report.differing:
+        told += f"\n{differing(report.differing)}"
     if report_file is not None:
         report_file.write(f"{told}\n")
     click.echo(told)
     if data is not None:
         note(f"{data.rows} texts with labels are in {training_data}")
-    sys.exit(objection is not None)
+    sys.exit(reason is not None)

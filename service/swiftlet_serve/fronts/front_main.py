@@ -23,13 +23,13 @@ from swiftlet_serve.fronts.front_config import FrontConfig
 from swiftlet_serve.fronts.front_runtime import FrontRuntime
 from swiftlet_serve.fronts.load_page import LoadReader
 from swiftlet_serve.fronts.messages import Kind
-from swiftlet_serve.http.app import create_app
 from swiftlet_serve.http.connections.listener import Listener
 from swiftlet_serve.http.connections.port import Port
 from swiftlet_serve.http.gate.credentials import Credentials
 from swiftlet_serve.inference.loading import open_model
 from swiftlet_serve.machine import child_process, memory
 from swiftlet_serve.machine.watchdog import Watchdog
+from swiftlet_serve.migration import live_share
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.telemetry.logging_setup import QueuedLogHandler
 from swiftlet_serve.telemetry.observers import Observers
@@ -44,7 +44,7 @@ class Front:
     """The life of a front: open, serve, leave."""
 
     def __init__(self, config: FrontConfig, runtime: FrontRuntime, credentials: Credentials, observers: Observers):
-        gate = create_app(runtime, credentials.keys, observers.all).gate
+        gate = live_share.create_application(runtime, credentials.keys, observers.all).gate
         self._runtime = runtime
         self._credentials = credentials
         self._listeners = [

@@ -75,6 +75,7 @@ def dump_stats(stats: RequestStats, recent: int = MAX_RECENT) -> dict[str, Any]:
         "bulk_shed": stats.bulk_shed,
         "deadline_exceeded": stats.deadline_exceeded,
         "unmet_deadlines": {reason: _dump(histogram) for reason, histogram in stats.unmet_deadlines.items()},
+        "endpoint": None if stats.endpoint is None else stats.endpoint.dump(),
     }
 
 
@@ -93,6 +94,8 @@ def load_stats(fields: Mapping[str, Any]) -> RequestStats:
     stats.bulk_shed, stats.deadline_exceeded = int(fields["bulk_shed"]), int(fields["deadline_exceeded"])
     for reason, histogram in stats.unmet_deadlines.items():
         _load(histogram, fields["unmet_deadlines"][reason])
+    if fields["endpoint"] is not None:
+        stats.add_endpoint(fields["endpoint"])
     return stats
 
 

@@ -43,6 +43,7 @@ METADATA: Final = frozenset(
         b"www-authenticate",
         b"x-compute-tokens",
         b"x-input-tokens",
+        b"x-receipt",
         b"x-request-id",
         b"x-truncated",
     }

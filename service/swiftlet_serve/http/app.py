@@ -26,7 +26,7 @@ from swiftlet_serve.http.endpoints.model_endpoint import COMPUTE_HEADERS, ModelE
 from swiftlet_serve.http.endpoints.repository_control import RepositoryControl
 from swiftlet_serve.http.gate.api_keys import ApiKeys
 from swiftlet_serve.http.gate.cors import Cors
-from swiftlet_serve.http.gate.gate import Gate, Observer
+from swiftlet_serve.http.gate.gate import Gate, Observer, OnResponse
 from swiftlet_serve.http.gate.request import Request, Route
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.repository.manager import ModelManager
@@ -75,6 +75,7 @@ def create_app(
     keys: ApiKeys | None = None,
     observers: Sequence[Observer] = (),
     manager: ModelManager | None = None,
+    on_response: OnResponse | None = None,
 ) -> Application:
     """Creates the public application.
 
@@ -86,6 +87,7 @@ def create_app(
         keys: the API keys that all routes but health checks and the playground require; None requires none.
         observers: called with each finished request record, before the runtime's statistics.
         manager: follows a model repository; None without one.
+        on_response: called with each request whose body was read, and its response.
     """
     opening = Opening(runtime, manager)
     app = Application(
@@ -104,7 +106,8 @@ def create_app(
     schemas = {name: dialect_routes.schemas(name, dialect) for name, dialect in served_dialects.items()}
     origins = runtime.settings.cors_origins
     cors = Cors(origins, CORS_ALLOWED, CORS_EXPOSED) if origins else None
-    app.gate = Gate(runtime, [*_routes(runtime, served_dialects, schemas), _openapi_route(app)], keys, observers, cors)
+    routes = [*_routes(runtime, served_dialects, schemas), _openapi_route(app)]
+    app.gate = Gate(runtime, routes, keys, observers, cors, on_response=on_response)
     transport = AsgiTransport(app.gate, opening.open)
     app.router.routes += [GateRoute(route, transport) for route in app.gate.table.routes]
     app.router.default = transport

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -64,6 +64,7 @@ class Runtime(ABC):
         self.rate_limiter = rate_limiter
         self.catalog = Catalog(settings.model_names)
         self.leaving = False  # whether the server is about to stop: it still answers, but is not ready
+        self.on_close: list[Callable[[], None]] = []  # what ends with the runtime
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lag = EventLoopLag()
         self._threads = ThreadPoolExecutor(settings.cores, "text")
@@ -176,6 +177,8 @@ class Runtime(ABC):
 
     async def close(self) -> None:
         """Admits no more requests."""
+        for close in self.on_close:
+            close()
         self._lag.stop()
         self.admission.close()
         self._threads.shutdown(wait=False, cancel_futures=True)

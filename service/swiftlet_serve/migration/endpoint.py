@@ -14,6 +14,8 @@ from swiftlet_serve.errors import SetupError
 from swiftlet_serve.http.endpoints.receipts import HEADER
 from swiftlet_serve.http_client import Client, ConnectionLost, request_bytes
 
+COPY_HEADER: Final = "x-shadow-copy"
+"""A header of each request. A server never copies one that has it, so that two servers cannot copy in a circle."""
 MAX_RESPONSE_BYTES: Final = 1 << 26
 NO_RESPONSE: Final = "no response"
 UNREADABLE: Final = "not JSON"
@@ -31,13 +33,14 @@ class Reply(NamedTuple):
 class Endpoint:
     """Sends requests as they are, once each. A redirection is not followed, so that a key goes to no other address."""
 
-    def __init__(self, url: str, key: str, timeout_s: float) -> None:
+    def __init__(self, url: str, key: str, timeout_s: float, max_bytes: int = MAX_RESPONSE_BYTES) -> None:
         """Opens no connection yet.
 
         Args:
             url: the address before the paths of requests.
             key: the API key, or nothing.
             timeout_s: the longest time for a response, from the first byte that is sent to the last one that comes.
+            max_bytes: the largest body of a response. A larger one is no response.
 
         Raises:
             SetupError: the address or the key is invalid.
@@ -51,8 +54,8 @@ class Endpoint:
             raise SetupError("An endpoint is an address such as https://api.example/v1, without a name or a key.")
         if not (key.isascii() and key.isprintable()) or " " in key:
             raise SetupError("An API key has a character that no header can have. It must be one line of ASCII.")
-        self._client = Client(url, MAX_RESPONSE_BYTES)
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._client = Client(url, max_bytes)
+        self._headers = {COPY_HEADER: "1"} | ({"authorization": f"Bearer {key}"} if key else {})
         self._timeout_s = timeout_s
 
     async def ask(self, path: str, body: bytes) -> Reply:

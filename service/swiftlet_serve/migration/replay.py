@@ -56,7 +56,7 @@ async def replay(
             body = to_json(entry.body)
             first = _recorded(entry) if existing is None else await existing.ask(entry.path, body)
             second = await candidate.ask(entry.path, body)
-            on_pair(Pair(entry, _side(entry, first), _side(entry, second)))
+            on_pair(pair_of(entry, first, second))
 
     tasks = [asyncio.ensure_future(work()) for _ in range(concurrency)]
     try:
@@ -67,6 +67,11 @@ async def replay(
         for endpoint in (existing, candidate):
             if endpoint is not None:
                 endpoint.close()
+
+
+def pair_of(entry: Entry, existing: Reply, candidate: Reply) -> Pair:
+    """Returns what both endpoints answered, given their responses."""
+    return Pair(entry, _side(entry, existing), _side(entry, candidate))
 
 
 def _recorded(entry: Entry) -> Reply:

@@ -1,22 +1,21 @@
-"""The report on a replay: agreement, latency and cost of two endpoints, and whether the candidate may take over."""
+"""The report on two endpoints: agreement, latency and cost, and whether the candidate may take over."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self
 
-from swiftlet_models import metrics
-from swiftlet_models.metrics import Score
 from swiftlet_serve.migration import answers
 from swiftlet_serve.migration.replay import Pair, Side
-from swiftlet_serve.telemetry.percentile import percentile
+from swiftlet_serve.telemetry.endpoint_stats import EndpointStats, Responses
 
 MAX_LINES: Final = 50  # of the log that the report names
 UNKNOWN: Final = "–"
+FINE_S: Final = tuple(1e-4 * 1.01**step for step in range(1570))
+"""Bounds of the times of a replay, up to ten minutes: each is 1 % longer than the one before."""
 
 
 class Price(NamedTuple):
@@ -34,127 +33,108 @@ class Price(NamedTuple):
         return cls(float(match[1]), match[2] == "1M-tokens")
 
 
-@dataclass
-class Responses:
-    """The responses of one endpoint."""
-
-    outcomes: Counter[str] = field(default_factory=Counter)
-    seconds: list[float] = field(default_factory=list)
-    tokens: list[float] = field(default_factory=list)  # of the responses that tell them
-
-    def add(self, side: Side) -> None:
-        """Counts a response."""
-        self.outcomes[side.reply.outcome] += 1
-        if side.answers is not None:
-            self.seconds.append(side.reply.seconds)
-            self.tokens += _tokens(side.reply.content)
-
-    def cost(self, price: Price | None) -> float:
-        """Returns the cost of a thousand requests; NaN without a price, or if not every answer tells its tokens."""
-        if price is None or not self.seconds:
-            return math.nan
-        if not price.per_tokens:
-            return price.amount
-        if len(self.tokens) != len(self.seconds):
-            return math.nan
-        return price.amount * sum(self.tokens) / len(self.tokens) / 1000
-
-
-@dataclass
-class Kind:
-    """The comparisons of answers of one kind."""
-
-    agreed: list[int] = field(default_factory=list)  # answers that agree, by request
-    answers: list[int] = field(default_factory=list)  # all answers, by request
-    shifts: list[float] = field(default_factory=list)  # of the scores of answers that agree
-    taus: list[float] = field(default_factory=list)
-
-    @property
-    def agreement(self) -> Score:
-        """The share of answers that agree. Answers to one request count as one case at least."""
-        return metrics.clustered_share(self.agreed, self.answers)
-
-
-@dataclass
-class Report:
+class Report(EndpointStats):
     """The results of a replay, without any text of a request or an answer."""
 
-    existing: Responses = field(default_factory=Responses)
-    candidate: Responses = field(default_factory=Responses)
-    kinds: defaultdict[str, Kind] = field(default_factory=lambda: defaultdict(Kind))
-    differing: list[int] = field(default_factory=list)  # lines of the log
+    def __init__(self) -> None:
+        super().__init__(FINE_S)
+        self.differing: list[int] = []  # lines of the log
 
-    def add(self, pair: Pair) -> None:
-        """Counts a request. An error of the candidate differs from every answer."""
-        self.existing.add(pair.existing)
-        self.candidate.add(pair.candidate)
-        if not pair.existing.answers:
-            return
-        by_kind: defaultdict[str, list[answers.Compared]] = defaultdict(list)
-        for compared in answers.compare(pair.existing.answers, pair.candidate.answers):
-            by_kind[compared.kind].append(compared)
-        for name, found in by_kind.items():
-            kind, agreed = self.kinds[name], [one for one in found if one.agreement.agrees]
-            kind.agreed.append(len(agreed))
-            kind.answers.append(len(found))
-            kind.shifts += [one.agreement.shift for one in agreed]
-            kind.taus += [one.tau for one in found if not math.isnan(one.tau)]
-            if len(agreed) < len(found) and self.differing[-1:] != [pair.entry.line]:
-                self.differing.append(pair.entry.line)
-
-    def objection(self, least: float, most_ms: float) -> str | None:
-        """Returns why the candidate may not take over, or None if it may.
-
-        Args:
-            least: the least agreement, from 0 to 1. The interval of every kind of answers must lie above it.
-            most_ms: the largest p99 of the candidate's times, in milliseconds.
-        """
-        if not self.kinds:
-            return "no answer was compared."
-        for name, kind in sorted(self.kinds.items()):
-            if kind.agreement.low < 100 * least:
-                return f"its agreement may be below {100 * least:g} % (answers of the kind {name})."
-        if 1000 * percentile(self.candidate.seconds, 0.99) > most_ms:
-            return f"its p99 is above {most_ms:g} ms."
-        return None
+    def add_pair(self, pair: Pair) -> None:
+        """Counts a request, and the line of one with answers that differ."""
+        if not count(self, pair):
+            self.differing.append(pair.entry.line)
 
 
-def lines(report: Report, objection: str | None, prices: tuple[Price | None, Price | None], log: str) -> Iterator[str]:
+def count(stats: EndpointStats, pair: Pair) -> bool:
+    """Counts a request, and returns whether all answers agree. An error of the candidate differs from every answer."""
+    _count(stats.existing, pair.existing)
+    _count(stats.candidate, pair.candidate)
+    if not pair.existing.answers:
+        return True
+    by_kind: defaultdict[str, list[answers.Compared]] = defaultdict(list)
+    for compared in answers.compare(pair.existing.answers, pair.candidate.answers):
+        by_kind[compared.kind].append(compared)
+    for name, found in by_kind.items():
+        kind, agreed = stats.kinds[name], [one for one in found if one.agreement.agrees]
+        kind.agreed.add(len(agreed), len(found))
+        kind.shifts += sum(one.agreement.shift for one in agreed)
+        taus = [one.tau for one in found if not math.isnan(one.tau)]
+        kind.taus += sum(taus)
+        kind.rankings += len(taus)
+    return all(one.agreement.agrees for found in by_kind.values() for one in found)
+
+
+def _count(responses: Responses, side: Side) -> None:
+    responses.outcomes[side.reply.outcome] += 1
+    if side.answers is None:
+        return
+    responses.answers += 1
+    if side.reply.seconds > 0:  # recorded answers have no time
+        responses.seconds.add(side.reply.seconds)
+    tokens = _tokens(side.reply.content)
+    responses.tokens += tokens or 0
+    responses.answers_with_tokens += tokens is not None
+
+
+def objection(stats: EndpointStats, least: float, most_ms: float) -> str | None:
+    """Returns why the candidate may not take over, or None if it may.
+
+    Args:
+        stats: what was found.
+        least: the least agreement, from 0 to 1. The interval of every kind of answers must lie above it.
+        most_ms: the largest p99 of the candidate's times, in milliseconds.
+    """
+    if not stats.kinds:
+        return "no answer was compared."
+    for name, kind in sorted(stats.kinds.items()):
+        if kind.agreement.low < 100 * least:
+            return f"its agreement may be below {100 * least:g} % (answers of the kind {name})."
+    if 1000 * stats.candidate.seconds.percentile(0.99) > most_ms:
+        return f"its p99 is above {most_ms:g} ms."
+    return None
+
+
+def lines(
+    stats: EndpointStats, objection: str | None, prices: tuple[Price | None, Price | None], title: str
+) -> Iterator[str]:
     """Yields the report in Markdown.
 
     Args:
-        report: what a replay found.
-        objection: of the report.
+        stats: what was found.
+        objection: to it.
         prices: of the existing endpoint and of the candidate.
-        log: the name of the log.
+        title: the title of the report.
     """
-    yield f"# Replay of {log}\n"
+    yield f"# {title}\n"
     yield "The candidate may take over.\n" if objection is None else f"The candidate may not take over: {objection}\n"
-    both = (report.existing, report.candidate)
+    both = (stats.existing, stats.candidate)
     yield from _table(
         ("", "Existing", "Candidate"),
         [
             ("Requests", *(str(side.outcomes.total()) for side in both)),
-            ("Answers", *(str(len(side.seconds)) for side in both)),
+            ("Answers", *(str(side.answers) for side in both)),
             ("No answers", *(_failures(side.outcomes) for side in both)),
             ("p50", *(_milliseconds(side, 0.5) for side in both)),
             ("p99", *(_milliseconds(side, 0.99) for side in both)),
-            ("Cost of 1,000 requests", *(_number(s.cost(price), 4) for s, price in zip(both, prices, strict=True))),
+            ("Cost of 1,000 requests", *(_number(_cost(s, price), 4) for s, price in zip(both, prices, strict=True))),
         ],
     )
     rows = []
-    for name, kind in sorted(report.kinds.items()):
+    for name, kind in sorted(stats.kinds.items()):
         score = kind.agreement
         interval = f"{score.low:.2f} to {score.high:.2f} %"
-        counts = str(sum(kind.answers)), str(score.n)
-        means = _number(_mean(kind.shifts), 4), _number(_mean(kind.taus), 3)
-        rows.append((name, f"{score.value:.2f} %", interval, *counts, *means))
+        means = _mean(kind.shifts, kind.agreed.hits, 4), _mean(kind.taus, kind.rankings, 3)
+        rows.append((name, f"{score.value:.2f} %", interval, str(kind.agreed.sizes), str(score.n), *means))
     header = ("Kind", "Agreement", "95 % interval", "Answers", "Requests", "Mean difference of scores", "Kendall's tau")
     yield from _table(header, rows)
-    if report.differing:
-        named = ", ".join(map(str, sorted(report.differing)[:MAX_LINES]))
-        more = len(report.differing) - MAX_LINES
-        yield f"Lines of the log with answers that differ: {named}{f', and {more} more' if more > 0 else ''}."
+
+
+def differing(lines: Sequence[int]) -> str:
+    """Returns the sentence that names the lines of a log with answers that differ."""
+    named = ", ".join(map(str, sorted(lines)[:MAX_LINES]))
+    more = len(lines) - MAX_LINES
+    return f"Lines of the log with answers that differ: {named}{f', and {more} more' if more > 0 else ''}."
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -168,23 +148,34 @@ def _failures(outcomes: Mapping[str, int]) -> str:
 
 
 def _milliseconds(endpoint: Responses, share: float) -> str:
-    seconds = percentile(endpoint.seconds, share)
-    return f"{1000 * seconds:.1f} ms" if seconds > 0 else UNKNOWN  # recorded answers have no time
+    seconds = endpoint.seconds.percentile(share)
+    return UNKNOWN if math.isnan(seconds) else f"{1000 * seconds:.1f} ms"
+
+
+def _cost(responses: Responses, price: Price | None) -> float:
+    """Returns the cost of a thousand requests; NaN without a price, or if not every answer tells its tokens."""
+    if price is None or not responses.answers:
+        return math.nan
+    if not price.per_tokens:
+        return price.amount
+    if responses.answers_with_tokens != responses.answers:
+        return math.nan
+    return price.amount * responses.tokens / responses.answers / 1000
 
 
 def _number(value: float, decimals: int) -> str:
     return UNKNOWN if math.isnan(value) else f"{value:.{decimals}f}"
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
+def _mean(total: float, n: int, decimals: int) -> str:
+    return _number(total / n if n else math.nan, decimals)
 
 
-def _tokens(content: Any) -> list[float]:
-    """Returns the tokens that a response tells, as a list of one number or none."""
+def _tokens(content: Any) -> int | None:
+    """Returns the tokens that a response tells; None if it tells none."""
     usage = content.get("usage") if isinstance(content, dict) else None
     if not isinstance(usage, dict):
-        return []
+        return None
     names = ("total_tokens",) if "total_tokens" in usage else ("input_tokens", "output_tokens")
     counts = [usage[name] for name in names if isinstance(usage.get(name), int)]
-    return [float(sum(counts))] if counts else []
+    return sum(counts) if counts else None

@@ -6,17 +6,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from pydantic_core import to_json
-
 from swiftlet_serve.http.endpoints.receipts import request_digest, verify
 from swiftlet_serve.migration.endpoint import Endpoint
-from swiftlet_serve.migration.request_log import Entry
+from swiftlet_serve.migration.grpc_endpoint import GrpcEndpoint
+from swiftlet_serve.migration.request_log import Answered
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 
-async def reproduce(entries: Iterator[Entry], server: Endpoint, key: Ed25519PublicKey) -> list[tuple[int, str | None]]:
+async def reproduce(
+    entries: Iterator[Answered], server: Endpoint | GrpcEndpoint, key: Ed25519PublicKey
+) -> list[tuple[int, str | None]]:
     """Returns the line of each request, with the reason why its answer is not reproduced to the bit, or None if it is.
 
     Args:
@@ -33,14 +34,16 @@ async def reproduce(entries: Iterator[Entry], server: Endpoint, key: Ed25519Publ
         server.close()
 
 
-async def _fault(entry: Entry, server: Endpoint, key: Ed25519PublicKey) -> str | None:
+async def _fault(entry: Answered, server: Endpoint | GrpcEndpoint, key: Ed25519PublicKey) -> str | None:
     try:
         known = verify(entry.receipt, key)
     except ValueError:
         return "its receipt is not signed with this key"
-    body = to_json(entry.body)
+    body = entry.content
     if (known.path, known.request) != (unquote(entry.path), request_digest(body)):
         return "its receipt is of another request"
+    if (entry.message is None) is isinstance(server, GrpcEndpoint):
+        return "it is a call of gRPC, and the server has a URL of HTTP, or the reverse"
     reply = await server.ask(entry.path, body)
     if reply.content is None:
         return f"the server does not answer it ({reply.outcome})"

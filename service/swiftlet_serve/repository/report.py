@@ -57,7 +57,7 @@ def read(pages: Iterable[str]) -> dict[tuple[str, str], Shadowed]:
     for page in pages:
         for family in text_string_to_metric_families(page):
             for sample in family.samples:
-                if not sample.name.startswith("swiftlet_shadow_"):
+                if not sample.name.startswith("swiftlet_shadow_") or "version" not in sample.labels:
                     continue
                 candidate = candidates.setdefault((sample.labels["model"], sample.labels["version"]), Shadowed())
                 if sample.name == "swiftlet_shadow_requests_total":

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
+
+from swiftlet_serve.telemetry.percentile import ROUNDING
 
 
 class Histogram:
@@ -24,6 +27,18 @@ class Histogram:
     @property
     def count(self) -> int:
         return sum(self.counts)
+
+    def percentile(self, share: float) -> float:
+        """Returns the upper bound of the bucket with the nearest-rank percentile; NaN without values.
+
+        `share` is in (0, 1].
+        """
+        rank, seen = share * self.count, 0
+        for bound, count in zip((*self.bounds, math.inf), self.counts, strict=True):
+            seen += count
+            if seen and seen >= rank - ROUNDING:
+                return bound
+        return math.nan
 
     def add_counts(self, counts: Sequence[int], sum_: float) -> None:
         """Adds the values of a histogram with the same buckets.

@@ -25,7 +25,7 @@ from prometheus_client.utils import floatToGoString
 
 from swiftlet_serve import build_info
 from swiftlet_serve.errors import SwiftletError, Unavailable
-from swiftlet_serve.telemetry import repository_metrics
+from swiftlet_serve.telemetry import endpoint_metrics, repository_metrics
 from swiftlet_serve.telemetry.families import PREFIX, by_reason, counter, gauge, total
 from swiftlet_serve.telemetry.families import histogram as new_histogram
 from swiftlet_serve.telemetry.histogram import Histogram
@@ -117,6 +117,8 @@ class SnapshotCollector(Collector):
         yield from self._batches()
         yield from self._queue()
         yield from self._engine()
+        if self._snapshot.stats.endpoint is not None:
+            yield from endpoint_metrics.collect(self._snapshot.stats.endpoint, self._add)
         if self._snapshot.repository is not None:
             yield from repository_metrics.collect(self._snapshot.repository, self._snapshot.stats.versions, self._add)
 

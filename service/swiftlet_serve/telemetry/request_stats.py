@@ -14,8 +14,9 @@ import time
 from bisect import bisect_left
 from collections import Counter, deque
 from dataclasses import dataclass, replace
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
+from swiftlet_serve.telemetry.endpoint_stats import EndpointStats
 from swiftlet_serve.telemetry.histogram import Histogram
 from swiftlet_serve.telemetry.request_record import STAGES, RequestRecord, Stage
 
@@ -142,6 +143,7 @@ class RequestStats:
         self.minimum_overhead_s = INITIAL_OVERHEAD_S  # shortest time of an answered request outside queue and engine
         # Timeouts asked for by clients, of requests answered with 504 and interactive requests refused as overloaded.
         self.unmet_deadlines = {reason: Histogram(REQUEST_BUCKETS_S) for reason in (DEADLINE_EXCEEDED, OVERLOADED)}
+        self.endpoint: EndpointStats | None = None  # that gets copies of requests; None without one
 
     def add_model(self, model: str, task: str, version: int | None = None) -> None:
         """Counts the requests of another model from now on. The counters of one that was served before go on.
@@ -234,6 +236,14 @@ class RequestStats:
         self.deadline_exceeded += other.deadline_exceeded
         for reason, histogram in other.unmet_deadlines.items():
             self.unmet_deadlines[reason].add_counts(histogram.counts, histogram.sum)
+        if other.endpoint is not None:
+            self.add_endpoint(other.endpoint.dump())
+
+    def add_endpoint(self, fields: Mapping[str, Any]) -> None:
+        """Adds the statistics of the endpoint, as `EndpointStats.dump` returns them."""
+        if self.endpoint is None:
+            self.endpoint = EndpointStats()
+        self.endpoint.add(fields)
 
     def end_in_flight(self, seconds: float) -> None:
         """Counts the requests in flight as cancelled after these seconds: their process was lost."""
@@ -252,6 +262,8 @@ class RequestStats:
         copy.crowded = self.crowded
         copy.bulk_shed, copy.deadline_exceeded = self.bulk_shed, self.deadline_exceeded
         copy.unmet_deadlines = {reason: histogram.copy() for reason, histogram in self.unmet_deadlines.items()}
+        if self.endpoint is not None:
+            copy.add_endpoint(self.endpoint.dump())
         return copy
 
 

@@ -7,6 +7,7 @@ import json
 import pytest
 from starlette.testclient import TestClient
 
+from swiftlet_models.artifact.directory import Artifact
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.http.app import create_app
 from tests.support.apps import SECRET, make_runtime
@@ -227,6 +228,12 @@ def test_models_are_described(every_client):
 
     assert [one["name"] for one in listed["models"]] == [one["id"] for one in listed["data"]]
     assert listed["models"][-1] == {"name": "jev-latest", "description": "", "release_date": ""}
+
+
+def test_date_of_a_model_is_that_of_its_certificate(artifact_dir, monkeypatch):
+    monkeypatch.setattr(Artifact, "certificate", lambda _: {"date": "2026-11-29"})
+    with TestClient(create_app(make_runtime(artifact_dir))) as client:
+        assert client.get("/v1/models").json()["models"][0]["release_date"] == "2026-11-29"
 
 
 def test_further_names_work_in_every_protocol(artifact_dir):

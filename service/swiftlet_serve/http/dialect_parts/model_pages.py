@@ -25,9 +25,10 @@ def _list(runtime: Runtime, _: Mapping[str, str]) -> Response:
 
 
 def _about(name: str, pipeline: Pipeline) -> dict[str, str]:
-    """Returns a model as System One describes it. Artifacts have no date."""
-    summary = pipeline.model.card.get("summary", "")
-    return {"name": name, "description": str(summary), "release_date": ""}
+    """Returns a model as System One describes it. The only date of an artifact is that of its certificate."""
+    model = pipeline.model
+    date = (model.certificate or {}).get("date", "")
+    return {"name": name, "description": str(model.card.get("summary", "")), "release_date": str(date)}
 
 
 def _one(runtime: Runtime, parameters: Mapping[str, str]) -> Response:

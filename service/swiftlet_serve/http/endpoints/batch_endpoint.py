@@ -103,6 +103,14 @@ class BatchEndpoint(Endpoint):
         request.check_deadline(time.monotonic())
         engine = "" if pipeline is None else pipeline.model.engine_name
         response.raw_headers += compute_headers(record, engine)
+        answered = [
+            member.pipeline
+            for member, answer in zip(members, answers, strict=True)
+            if isinstance(member, Member) and not isinstance(answer, SwiftletError)
+        ]
+        if answered:  # an error has no receipt
+            plain = [failure(one).model_dump() if isinstance(one, SwiftletError) else one for one in answers]
+            await self._sign(request, answered, plain, response)
         return response
 
     async def _member(self, request: Request, number: int, body: BatchRequest) -> Member | SwiftletError:

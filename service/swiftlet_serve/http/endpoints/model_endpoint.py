@@ -81,6 +81,7 @@ class Endpoint:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._signer = Signer.create(runtime.settings)
 
     def _reserve(self, request: Request, now: float) -> None:
         """Reserves the place of a request whose body has arrived. Has no effect if it has one.
@@ -105,6 +106,14 @@ class Endpoint:
             check_response_size(least(request), max_bytes)
         return max_bytes
 
+    async def _sign(self, request: Request, pipelines: Sequence[Pipeline], answer: Any, response: Response) -> None:
+        """Adds the receipt of an answer to the response, if the server signs. There must be a pipeline."""
+        if self._signer is None:
+            return
+        sign = partial(self._signer.header, request, pipelines, answer, bytes(response.body))
+        is_long = request.record.sequences > MAX_INLINE_SEQUENCES or len(request.body) > MAX_INLINE_BYTES
+        response.raw_headers.append(await pipelines[0].run_in_thread(sign) if is_long else sign())
+
     async def _wait_for_model(self, missing: ModelLoading, request: Request) -> None:
         """Waits for a model that is not in memory. Such requests must not count as queued work.
 
@@ -124,7 +133,6 @@ class ModelEndpoint(Endpoint):
         super().__init__(runtime)
         self._translate_own = translate
         self._foreign = foreign
-        self._signer = Signer.create(runtime.settings)
 
     async def respond(self, request: Request) -> Response:
         """Returns the response to a request.
@@ -163,10 +171,7 @@ class ModelEndpoint(Endpoint):
         check_response_size(len(response.body), MARGIN * max_bytes)
         request.check_deadline(time.monotonic())  # a blocked event loop delays the pipeline's timeout
         response.raw_headers += compute_headers(record, pipeline.model.engine_name)
-        if self._signer is not None:
-            sign = partial(self._signer.header, request, pipeline, answer, response.body)
-            is_long = record.sequences > MAX_INLINE_SEQUENCES or len(request.body) > MAX_INLINE_BYTES
-            response.raw_headers.append(await pipeline.run_in_thread(sign) if is_long else sign())
+        await self._sign(request, [pipeline], answer, response)
         return response
 
     def _translate(self, request: Request) -> Translation:

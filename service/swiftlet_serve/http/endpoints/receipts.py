@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
@@ -30,10 +31,10 @@ class Receipt(NamedTuple):
 
     path: str  # of the request
     request: str  # digest of its body, as `request_digest` computes it
-    model: str
-    manifest: str  # digest of the model's manifest, which has those of its files
+    model: str  # of a batch: the names of all models, with commas
+    manifest: str  # digest of the model's manifest, which has those of its files. Of several models: of these digests
     engine: str
-    answer: str  # digest of the model's answer as JSON, before it takes the form of a protocol
+    answer: str  # digest of the model's answer as JSON, before it takes the form of a protocol. Of a batch: of the list
     response: str  # digest of the body of the response
 
 
@@ -55,15 +56,18 @@ class Signer:
         """
         return cls(signing_key(settings.receipt_key)) if settings.receipt_key else None
 
-    def header(self, request: Request, pipeline: Pipeline, answer: Any, response: bytes) -> tuple[bytes, bytes]:
-        """Returns the header with the receipt of an answer."""
-        model = pipeline.model
+    def header(
+        self, request: Request, pipelines: Sequence[Pipeline], answer: Any, response: bytes
+    ) -> tuple[bytes, bytes]:
+        """Returns the header with the receipt of an answer, which one pipeline or those of a batch gave."""
+        models = {pipeline.model.artifact.digest: pipeline.model for pipeline in pipelines}
+        digests = list(models)
         receipt = Receipt(
             path=request.head.path,
             request=request_digest(request.body),
-            model=model.manifest.name,
-            manifest=model.artifact.digest,
-            engine=model.engine_name,
+            model=",".join(model.manifest.name for model in models.values()),
+            manifest=digests[0] if len(digests) == 1 else _digest("\n".join(digests).encode()),
+            engine=",".join(dict.fromkeys(model.engine_name for model in models.values())),
             answer=_digest(json_text.write(answer)),
             response=_digest(response),
         )

@@ -57,6 +57,10 @@ Observer = Callable[[RequestRecord], None]
 """Called with every record when its response starts, or when its client has disconnected."""
 
 
+OnResponse = Callable[[Request, Response], None]
+"""Called with a request and its response, before the response is sent. Must return at once."""
+
+
 async def _no_route(_: Request) -> Response:
     raise unknown_route()
 
@@ -76,6 +80,7 @@ class Gate:
         observers: Sequence[Observer] | None = None,
         cors: Cors | None = None,
         clock: Callable[[], float] = time.monotonic,
+        on_response: OnResponse | None = None,
     ) -> None:
         """Creates a gate.
 
@@ -87,6 +92,7 @@ class Gate:
                 that they keep. None: the requests are not counted either.
             cors: lets pages of other origins in; None for none.
             clock: returns the time in seconds.
+            on_response: called with each request whose body was read, and its response.
         """
         self.table = RouteTable(routes)
         self._runtime = runtime
@@ -95,6 +101,7 @@ class Gate:
         self._stats = None if observers is None else runtime.stats
         self._cors = cors
         self._clock = clock
+        self._on_response = on_response
 
     # Steps of a request
 
@@ -130,8 +137,15 @@ class Gate:
             if request.is_disconnected or (request.client_cancels and is_cancelled):
                 self.abandon(request)
                 return None
-            return self.fail(request, error)
-        return self._finish(request, response)
+            response = self.fail(request, error)
+        else:
+            response = self._finish(request, response)
+        if self._on_response is not None:
+            try:
+                self._on_response(request, response)
+            except Exception as error:
+                log_exception(log, f"request {request.record.id} could not be copied", error)
+        return response
 
     def fail(self, request: Request, error: BaseException) -> Response:
         """Returns the response to a request that failed, and finishes its record."""
