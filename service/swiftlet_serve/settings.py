@@ -308,7 +308,7 @@ class Settings(BaseSettings):
     @field_validator("vertex_predict_route", "vertex_health_route")
     @classmethod
     def _check_route(cls, value: str) -> str:
-        if not ROUTE.fullmatch(value):
+        if not ROUTE.fullmatch(value) or value == "/batch":  # whose bodies hold requests, and no instances
             raise ValueError("it is not a path such as /vertex")
         return value
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, get_args
 

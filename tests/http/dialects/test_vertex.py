@@ -76,7 +76,7 @@ def test_invalid_request_is_refused(body, serve):
     assert SECRET not in response.text
 
 
-@pytest.mark.parametrize("route", ["predict", "/a b", "/{model}", "/é", "https://a/b?c"])
+@pytest.mark.parametrize("route", ["predict", "/a b", "/{model}", "/é", "https://a/b?c", "/batch"])
 def test_route_that_is_no_path_stops_the_server(route, serve):
     with pytest.raises(ValidationError, match="is not a path such as /vertex"):
         serve(route)
