@@ -545,10 +545,10 @@ def test_convert_rejects_malformed_index(tmp_path: Path, weight_map: object) -> 
     assert error_message(tmp_path) == "model.safetensors.index.json: weight_map has an invalid value."
 
 
-@pytest.mark.parametrize("file", ["gone.safetensors", ".."])
-def test_convert_rejects_missing_shard(tmp_path: Path, file: str) -> None:
+@pytest.mark.parametrize(("file", "what"), [("gone.safetensors", "not readable"), ("..", "not a regular file")])
+def test_convert_rejects_missing_shard(tmp_path: Path, file: str, what: str) -> None:
     write_index(tmp_path, {"weight_map": shard(tmp_path) | {WORDS: file}})
-    assert "cannot be read as safetensors: it is not readable" in error_message(tmp_path)
+    assert f"cannot be read as safetensors: it is {what}" in error_message(tmp_path)
 
 
 def test_convert_requires_shards_to_match_index(tmp_path: Path) -> None:

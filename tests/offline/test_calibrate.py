@@ -148,7 +148,7 @@ def test_calibrate_fits_an_embedding_model_for_labels_that_a_request_names(tmp_p
     result = calibrate(made.path, data, "--task", "zero-shot", "--picture", tmp_path / "reliability.svg")
 
     assert result.exit_code == 0, result.output
-    texts = re.findall(r"<!-- (.*) -->", (tmp_path / "reliability.svg").read_text("utf-8"))
+    texts = re.findall(r">(.*)</text>", (tmp_path / "reliability.svg").read_text("utf-8"))
     assert {"choice", "predicate", "confidence", "before", "after"} <= set(texts)
     found = open_artifact(made.path)
     card = found.card()["calibration"]

@@ -288,7 +288,8 @@ def best_answers(context: str, windows: Sequence[tuple[Window, Row]], parameters
     for window, row in windows:
         starts, ends, none_here = probabilities(window, row)
         none = min(none, none_here)
-        for start, end, score in _places(window, starts, ends, candidates, parameters):
+        for first, last, score in best_spans(starts, ends, candidates, parameters.max_answer_len):
+            start, end = window.span(first, last, words=parameters.align_to_words)
             text = context[start:end]
             key = text.lower()
             if key in answers:
@@ -296,23 +297,9 @@ def best_answers(context: str, windows: Sequence[tuple[Window, Row]], parameters
             else:
                 answers[key] = {"score": score, "start": start, "end": end, "answer": text}
     ranked = list(answers.values())
-    if parameters.handle_impossible_answer or not ranked:  # no token may have a character of the context
+    if parameters.handle_impossible_answer:
         ranked.append({"score": none, "start": 0, "end": 0, "answer": ""})
     return sorted(ranked, key=itemgetter("score"), reverse=True)[: parameters.answers]
-
-
-def _places(
-    window: Window, starts: Floats, ends: Floats, count: int, parameters: QaParameters
-) -> list[tuple[int, int, float]]:
-    """Returns the places of the `count` best spans in the context, each with its score. Tokens of a space have none."""
-    taken = count
-    while True:
-        spans = best_spans(starts, ends, taken, parameters.max_answer_len)
-        places = [(*window.span(first, last, words=parameters.align_to_words), score) for first, last, score in spans]
-        places = [place for place in places if place[0] < place[1]]
-        if len(places) >= count or len(spans) < taken:
-            return places[:count]
-        taken *= 2
 
 
 def probabilities(window: Window, row: Row) -> tuple[Floats, Floats, float]:

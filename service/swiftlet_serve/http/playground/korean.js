@@ -192,6 +192,7 @@ export const KOREAN_PARAMETERS = {
   max_seq_len: "질문을 포함한 창 하나의 최대 토큰 수. 기본값: 384 또는 모델의 한도.",
   multi_label: "true면 레이블마다 따로 확률을 구하고, false면 확률의 합이 1입니다.",
   normalize: "벡터의 길이를 1로 맞출지 여부. 기본값: 모델이 정한 대로.",
+  instruction: "질의로 무엇을 찾는지. 프롬프트에 지시문이 있는 크로스 인코더(예: Qwen3-Reranker)만 읽습니다. 기본값: 모델의 지시문.",
   output: "dense는 벡터 하나, sparse는 어휘 토큰의 가중치, multi_vector는 토큰마다 벡터 하나. 기본값: 모델의 첫 번째 출력.",
   prompt_name: "텍스트 앞에 붙일 모델 프롬프트의 이름. 기본값: 모델의 기본 프롬프트.",
   raw_scores: "크로스 인코더의 출력을 시그모이드 없이 돌려줍니다. 다른 점수에는 영향이 없습니다.",
