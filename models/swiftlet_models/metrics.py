@@ -78,22 +78,6 @@ def share(hits: float, n: int) -> Score:
     return Score(100 * value, 100 * max(0.0, low), 100 * min(1.0, high), n)
 
 
-def clustered_share(hits: Sequence[int], sizes: Sequence[int]) -> Score:
-    """Returns the share of cases that are hits, if cases come in n groups that are not independent within.
-
-    Args:
-        hits: (n,) hits of each group.
-        sizes: (n,) cases of each group, at least 1.
-
-    Raises:
-        ValueError: there are no groups, or the arguments differ in length.
-    """
-    groups = ClusterSums()
-    for one, size in zip(hits, sizes, strict=True):
-        groups.add(one, size)
-    return groups.share
-
-
 @dataclass
 class ClusterSums:
     """All that the share of hits in groups depends on. Sums of several places can be added up."""

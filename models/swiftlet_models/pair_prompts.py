@@ -210,6 +210,7 @@ def _parts(text: str, options: Mapping[str, Any]) -> Iterator[tuple[str, bool | 
     at, strips, shown = 0, "", [True]
     for tag in [*_TAG.finditer(text), None]:
         literal = text[at : tag.start() if tag else len(text)]
+        begins_line = at == 0 or (strips == "%" and literal.startswith("\n"))
         literal = literal.lstrip() if strips == "-" else literal.removeprefix("\n") if strips == "%" else literal
         if tag:
             at = tag.end()
@@ -217,7 +218,7 @@ def _parts(text: str, options: Mapping[str, Any]) -> Iterator[tuple[str, bool | 
             if tag[2] == "-":
                 literal = literal.rstrip()
             elif tag[1] != "{" and not tag[2]:
-                literal = re.sub(r"(^|\n)[ \t]+$", r"\1", literal)
+                literal = re.sub(r"(^|\n)[ \t]+$" if begins_line else r"(\n)[ \t]+$", r"\1", literal)
         if shown[-1]:
             yield literal, False
         if tag is None or tag[1] == "#":
@@ -246,7 +247,7 @@ def _value(expression: str, known: Mapping[str, Sequence[tuple[str, bool | str]]
             raise PairPromptError("it has another expression than a message of a role")
         rest = rest[1:].lstrip()
         if match["string"]:
-            yield ast.literal_eval(match["string"]), False
+            yield _unquoted(match["string"]), False
         elif match["name"]:
             if match["name"] not in known:
                 raise PairPromptError("it has an unknown name")
@@ -254,5 +255,13 @@ def _value(expression: str, known: Mapping[str, Sequence[tuple[str, bool | str]]
         elif match["role"] not in _FIELDS:
             raise PairPromptError("it has a role other than system, query and document")
         else:
-            default = ast.literal_eval(match["default"]) if match["default"] else ""
+            default = _unquoted(match["default"]) if match["default"] else ""
             yield _FIELDS[match["role"]], default if match["role"] == "system" else True
+
+
+def _unquoted(string: str) -> str:
+    """Returns the text of a string in quotes, which Jinja writes as Python does."""
+    try:
+        return str(ast.literal_eval(string))
+    except (SyntaxError, ValueError):
+        raise PairPromptError("it has a string that cannot be read") from None

@@ -129,6 +129,7 @@ def read_encoder(directory: Path, pooling: PoolingOption | None = None) -> Sente
     if kinds in (["Transformer", "SpladePooling"], ["MLMTransformer", "SpladePooling"]):
         prompts, default = read_prompts(directory)
         sparse, checkpoint = vector_forms.read_splade(modules[1][1]), modules[0][1]
+        _check_settings(directory, checkpoint)
         if query_weights is not None:
             sparse, prompts = replace(sparse, static_query=True), {"query": "", "document": "", **prompts}
         embedding = replace(vector_forms.SPLADE, sparse=sparse, prompts=prompts, default_prompt=default)

@@ -163,6 +163,8 @@ def test_rankings_have_a_correlation():
         7,
         {"answers": [None]},
         {"answers": [{"type": "poem"}]},
+        {"answers": [{"type": "predicate", "name": "q", "probability": math.nan}]},
+        [{"label": "a", "score": math.inf}],
         {"answers": [{"type": "choice"}]},
         {"data": [{"embedding": "%"}]},
         {"data": ["a"]},

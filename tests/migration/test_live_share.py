@@ -190,9 +190,31 @@ async def test_what_the_candidate_refuses_differs_and_no_json_is_not_sent(artifa
     assert live.stats.kinds["label"].agreement.value == 0
 
 
+async def test_refusal_of_a_request_is_no_failure_of_the_service(artifact_dir, caplog):
+    with service(lambda _: (422, {})) as existing:
+        async with Live(artifact_dir, existing.url) as live:
+            await live.ask()
+            await live.settle()
+    assert live.stats.existing.outcomes == {"422": 1}
+    assert "does not answer" not in caplog.text
+
+
+async def test_copies_go_to_the_path_of_their_route_alone(artifact_dir):
+    model = "tiny-classify"
+    with service(lambda _: (200, {})) as existing:
+        paths = ("/v1/models/{model}:predict", "/v2/models/{model}/infer")
+        async with Live(artifact_dir, existing.url, shadow_paths=paths) as live:
+            for path in (f"/v1/models/{model}:predict", "/v2/models/%2e%2e/infer"):
+                await live.client.post(path, json={"instances": ["a"]})
+            await live.settle()
+    assert [path for path, *_ in existing.seen] == [f"/v1/models/{model}:predict"]
+    assert live.stats.dropped == 1
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
+        ({"shadow_url": "http://a..b"}, "An endpoint is an address"),
         ({"shadow_url": "ftp://a"}, "An endpoint is an address"),
         ({"shadow_url": "http://name:key@a"}, "An endpoint is an address"),
         ({"shadow_url": None}, "need shadow_url"),

@@ -506,14 +506,21 @@ def test_best_threshold_equals_official_script():
         assert found.value == (-math.inf if threshold is None else threshold)
 
 
+def clustered_share(hits, sizes):
+    groups = metrics.ClusterSums()
+    for one, size in zip(hits, sizes, strict=True):
+        groups.add(one, size)
+    return groups.share
+
+
 def test_answers_of_one_request_count_as_one_case():
-    alone, together = metrics.share(100, 100), metrics.clustered_share([10] * 100, [10] * 100)
+    alone, together = metrics.share(100, 100), clustered_share([10] * 100, [10] * 100)
     assert together == alone
-    apart = metrics.clustered_share([1] * 90 + [0] * 10, [1] * 100)
+    apart = clustered_share([1] * 90 + [0] * 10, [1] * 100)
     assert (apart.value, apart.n) == (90, 100)
     assert apart.low <= metrics.share(90, 100).low
-    uneven = metrics.clustered_share([1] * 99 + [0], [1] * 99 + [99])
+    uneven = clustered_share([1] * 99 + [0], [1] * 99 + [99])
     assert uneven.value == 50
     assert uneven.low < 10  # one request decides
     with pytest.raises(ValueError, match="no cases"):
-        metrics.clustered_share([], [])
+        clustered_share([], [])

@@ -245,6 +245,7 @@ def test_bad_requests_are_refused(copy: Callable[[str], Path], draft: Callable[.
         ({"query": "many words " * 300, "texts": ["a"]}, {"truncation": "window"}, "input_too_long"),
         ({"query": "q", "texts": ["many words " * 300]}, {"truncation": False}, "input_too_long"),
         ({"query": "q", "texts": ["a"]}, {"instruction": "many words " * 150}, "input_too_long"),
+        ({"query": "many words " * 40, "texts": ["a"] * 1000}, {}, "input_too_long"),
     ):
         with pytest.raises(Unprocessable) as error:
             answers(one, inputs, **parameters)
@@ -263,6 +264,7 @@ def test_bad_requests_are_refused(copy: Callable[[str], Path], draft: Callable[.
         ("{{ query.__class__ }} 'query' 'document'", "another expression"),
         ("{{ other }} 'query' 'document'", "unknown name"),
         ("{{ " + ROLE.format("user") + " }} 'query' 'document'", "a role other than"),
+        ("{{ 'a\nb' }} 'query' 'document'", "a string that cannot be read"),
     ],
 )
 def test_templates_that_compute_are_refused(template: str, reason: str, tmp_path: Path) -> None:
@@ -288,3 +290,9 @@ def test_damaged_scores_are_refused(copy: Callable[[str], Path], draft: Callable
 def test_a_template_without_an_instruction_has_none() -> None:
     prompt = read_template("a{{ " + ROLE.format("query") + " }}b{{ " + ROLE.format("document") + " }}c\n")
     assert (prompt.before, prompt.after, prompt.instruction) == (("a", "query", "b"), "c", "")
+
+
+def test_spaces_before_a_statement_are_left_out_at_the_beginning_of_its_line_alone() -> None:
+    query, document = ("{{ " + ROLE.format(role) + " }}" for role in ("query", "document"))
+    prompt = read_template(f"{query}  {{% set a = 'b' %}}\n  {{% set c = 'd' %}}\n{document}")
+    assert prompt.before == ("", "query", "  ")

@@ -250,6 +250,8 @@ class Pipeline:
     def _encodes_quickly(self, request: BaseModel) -> bool:
         """Returns whether encoding takes no longer than a thread switch."""
         length = characters(request)
+        if self.model.manifest.reading.pair_prompt:  # which each text is read with
+            return False
         if length <= MAX_INLINE_CHARACTERS:
             return True
         if length > MAX_INLINE_ASCII or not self.model.tokenizer.reads_ascii_quickly:

@@ -50,9 +50,21 @@ def read(response: Any, *, several: bool) -> list[Answer]:
         ValueError: it has the form of no response that is known.
     """
     try:
-        return list(_answers(response, several))
+        answers = list(_answers(response, several))
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
         raise ValueError("the response has no form that is known.") from error
+    if not all(_is_finite(answer.value) for answer in answers):
+        raise ValueError("the response has no form that is known: a number is not finite.")
+    return answers
+
+
+def _is_finite(value: Any) -> bool:
+    """Returns whether all numbers of an answer are finite: a NaN would stay in every sum."""
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def compare(existing: Sequence[Answer], candidate: Sequence[Answer] | None) -> list[Compared]:

@@ -48,12 +48,12 @@ class Endpoint:
         try:
             parts = urlsplit(url)
             is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # of the port
+            (parts.hostname or "").encode("idna")
+        except ValueError:  # of the port, or of a part of the name that is empty or too long
             is_valid = False
         if not is_valid or not (url.isascii() and url.isprintable()) or set(url) & set("@?# "):
             raise SetupError("An endpoint is an address such as https://api.example/v1, without a name or a key.")
-        if not (key.isascii() and key.isprintable()) or " " in key:
-            raise SetupError("An API key has a character that no header can have. It must be one line of ASCII.")
+        check_key(key)
         self._client = Client(url, max_bytes)
         self._headers = {COPY_HEADER: "1"} | ({"authorization": f"Bearer {key}"} if key else {})
         self._timeout_s = timeout_s
@@ -78,6 +78,12 @@ class Endpoint:
     def close(self) -> None:
         """Closes the connections."""
         self._client.close()
+
+
+def check_key(key: str) -> None:
+    """Raises SetupError if a key has a character that no header can have."""
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise SetupError("An API key has a character that no header can have. It must be one line of ASCII.")
 
 
 def read_key(file: Path | None, variable: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from swiftlet_serve import extras
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.http.endpoints.receipts import HEADER
-from swiftlet_serve.migration.endpoint import MAX_RESPONSE_BYTES, Reply
+from swiftlet_serve.migration.endpoint import MAX_RESPONSE_BYTES, Reply, check_key
 
 OPTIONS: Final = [("grpc.max_receive_message_length", MAX_RESPONSE_BYTES)]
 
@@ -24,7 +24,7 @@ class GrpcEndpoint:
             timeout_s: the longest time for a response.
 
         Raises:
-            SetupError: the address is invalid, or gRPC is not installed.
+            SetupError: the address or the key is invalid, or gRPC is not installed.
         """
         try:
             import grpc
@@ -34,6 +34,7 @@ class GrpcEndpoint:
         host, _, port = self._target.rpartition(":")
         if not host or not port.isdecimal() or set(self._target) & set("/@?# ,"):
             raise SetupError("An address of gRPC is grpc://host:port, or grpcs://host:port with TLS.")
+        check_key(key)
         self._grpc: Any = grpc
         self._credentials = grpc.ssl_channel_credentials() if scheme == "grpcs" else None
         self._metadata = [("authorization", f"Bearer {key}")] if key else []

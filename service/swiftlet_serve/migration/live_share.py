@@ -25,7 +25,7 @@ from swiftlet_serve.http.gate.api_keys import ApiKeys
 from swiftlet_serve.http.gate.gate import Observer
 from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.inference.runtime import Runtime
-from swiftlet_serve.migration.endpoint import COPY_HEADER, Endpoint, Reply, read_key
+from swiftlet_serve.migration.endpoint import COPY_HEADER, NO_RESPONSE, UNREADABLE, Endpoint, Reply, read_key
 from swiftlet_serve.migration.replay import pair_of
 from swiftlet_serve.migration.report import count
 from swiftlet_serve.migration.request_log import Entry, LogWriter
@@ -45,6 +45,10 @@ MAX_BYTES: Final = 1 << 18
 MAX_INLINE_BYTES: Final = 1 << 14
 """The largest bodies together that are compared on the event loop."""
 RANDOM: Final = random.Random()  # noqa: S311  # samples requests, and is not a secret
+
+
+FAILURES: Final = (NO_RESPONSE, UNREADABLE, "401", "403")
+"""Outcomes that no request causes."""
 
 
 class _Copy(NamedTuple):
@@ -95,7 +99,10 @@ class LiveShare:
             self._stats.dropped += 1
             return
         seconds = request.record.ended - request.record.started
-        path = quote(request.head.path)
+        path = quote(request.head.path, safe="/:@!$&'()*+,;=~")
+        if not {".", ".."}.isdisjoint(path.split("/")) or not _is_json(response):  # the path would be another one
+            self._stats.dropped += 1
+            return
         copy = _Copy(path, bytes(request.body), response.status_code, bytes(response.body), seconds)
         self._waiting.append(copy)
         self._bytes += copy.bytes
@@ -117,6 +124,7 @@ class LiveShare:
         try:
             entry = Entry(path=copy.path, body=from_json(copy.body))
         except (ValueError, ValidationError):  # it is no object, so that no service can answer it
+            self._stats.dropped += 1
             return
         reply = await self._endpoint.ask(copy.path, copy.body)
         self._note(reply)
@@ -134,8 +142,9 @@ class LiveShare:
                 self._writer.close()
 
     def _note(self, reply: Reply) -> None:
-        """Logs when the endpoint begins to fail, and when it answers again."""
-        if (reply.content is not None) != self._is_answering:
+        """Logs when the endpoint begins to fail, and when it answers again. It may refuse what a client sends."""
+        is_failing = reply.outcome in FAILURES or reply.outcome[0] in "35"
+        if is_failing == self._is_answering:
             self._is_answering = not self._is_answering
             if self._is_answering:
                 log.info("the service of shadow_url answers again")
@@ -144,12 +153,19 @@ class LiveShare:
 
     def close(self) -> None:
         """Drops all copies, and closes the connections."""
+        self._paths = frozenset()
         self._waiting.clear()
         for task in self._tasks:
             task.cancel()
         self._endpoint.close()
         if self._writer is not None:
             self._writer.close()
+
+
+def _is_json(response: Response) -> bool:
+    """Returns whether a response is JSON. The Open Inference Protocol may answer with bytes."""
+    types = [value for name, value in response.raw_headers if name == b"content-type"]
+    return not types or b"json" in types[0]
 
 
 def check(settings: Settings) -> None:

@@ -14,6 +14,7 @@ from swiftlet_serve.telemetry.endpoint_stats import EndpointStats, Responses
 
 MAX_LINES: Final = 50  # of the log that the report names
 UNKNOWN: Final = "–"
+MAX_TOKENS: Final = 1 << 40  # that a response can tell
 FINE_S: Final = tuple(1e-4 * 1.01**step for step in range(1570))
 """Bounds of the times of a replay, up to ten minutes: each is 1 % longer than the one before."""
 
@@ -177,5 +178,6 @@ def _tokens(content: Any) -> int | None:
     if not isinstance(usage, dict):
         return None
     names = ("total_tokens",) if "total_tokens" in usage else ("input_tokens", "output_tokens")
-    counts = [usage[name] for name in names if isinstance(usage.get(name), int)]
+    told = [usage.get(name) for name in names]
+    counts = [count for count in told if type(count) is int and 0 <= count <= MAX_TOKENS]
     return sum(counts) if counts else None

@@ -5,6 +5,7 @@ Its lines are JSON with `path` and `body`, and what was recorded.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -110,8 +111,11 @@ class LogWriter:
         """
         line = to_json({"path": entry.path, "body": entry.body, "answer": entry.answer}) + b"\n"
         with self._lock:
-            if self._is_open and os.fstat(self._file).st_size < MAX_LOG_BYTES:
-                os.write(self._file, line)
+            if not self._is_open or os.fstat(self._file).st_size >= MAX_LOG_BYTES:
+                return
+            if (written := os.write(self._file, line)) < len(line):  # the disk is full
+                os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         """Closes the log."""

@@ -124,9 +124,10 @@ def import_checkpoint(
     if unread:
         others = " nor ".join(form[0].name for form in unread)
         report(f"the weights are those in {weights[0].name}, and not those in {others}")
-    if "auto_map" in sources.read_config(found.directory / "config.json"):
-        report("config.json names code (auto_map), which is not run: the network is read as that of its model_type")
     with found.open(origin) as converted:
+        if "auto_map" in sources.read_config(found.directory / "config.json"):
+            network = converted.architecture
+            report(f"config.json names code (auto_map), which is not run: the network is read as {network}")
         tokenizer = found.tokenizer()
         difference: Future[str | None] | None = None
         if not static and not accept_tokenizer:

@@ -30,6 +30,7 @@ from swiftlet_serve.tasks._requests import (
     Strict,
     empty_input,
     failure,
+    input_too_long,
     is_blank,
     too_many_tokens,
 )
@@ -44,6 +45,7 @@ CROSS_ENCODER: Final = True
 LOOKS_UP_QUERIES: Final = True
 
 MAX_TEXTS: Final = 1000
+MAX_PROMPT_TOKENS: Final = 1 << 17  # of the query with its prompt, once for each text
 MAX_INSTRUCTION: Final = 2000  # characters
 QUERY_PROMPTS: Final = ("query",)  # as `encode_query` of sentence-transformers
 QUERY: Final = "/inputs/query"
@@ -230,6 +232,10 @@ class Rerank(OneByOne):
         tokens = len(tokenizer.ids([prompt])[0]) + tokenizer.special_count(pair=False)
         if tokens >= self.max_tokens:
             raise too_many_tokens(QUERY, self.max_tokens, tokens)
+        limit = MAX_PROMPT_TOKENS // len(request.inputs.texts)
+        if tokens > limit:
+            detail = f"Beside so many texts, query and prompt may have {limit} tokens. Send fewer texts at a time."
+            raise input_too_long(QUERY, detail, limit)
         texts = [prompt + text for text in request.inputs.texts]
         return self._cut(request, texts, self.max_tokens, prefix=prompt, tokenizer=tokenizer)
 

@@ -202,6 +202,7 @@ def _summarise(record: RequestRecord, members: Sequence[Member | SwiftletError])
         record.characters += part.characters
         record.sequences += part.sequences
         record.tokens += part.tokens
+        record.kept_tokens += part.kept_tokens
         record.left_out += part.left_out
         record.truncated += part.truncated
         record.batch_size = max(record.batch_size, part.batch_size)
