@@ -13,7 +13,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -53,6 +53,13 @@ _ATOM: Final = re.compile(
     re.DOTALL,
 )
 _FIELDS: Final = {"system": "instruction", "query": "query", "document": "document"}
+
+
+class Part(NamedTuple):
+    """A text of a template, or a field with its default."""
+
+    text: str
+    field: str = ""  # "query", "document" or "instruction"
 
 
 class PairPromptError(ConversionError):
@@ -151,20 +158,19 @@ def read_template(text: str, instruction: str | None = None, options: Mapping[st
     before: list[str] = [""]
     after: str | None = None
     own = ""
-    for part, is_field in _parts(text, options or {}):
-        if isinstance(is_field, str):  # its default
-            own = is_field
-        if not is_field and is_field != "":
+    for part in _parts(text, options or {}):
+        if not part.field:
             if after is None:
-                before[-1] += part
+                before[-1] += part.text
             else:
-                after += part
-        elif part == "document" and after is None:
-            after = ""
-        elif part == "document" or after is not None:
+                after += part.text
+        elif after is not None:
             raise PairPromptError("the document is not the last of them")
+        elif part.field == "document":
+            after = ""
         else:
-            before += [part, ""]
+            before += [part.field, ""]
+            own = part.text if part.field == "instruction" else own
     if after is None or "query" not in before[1::2]:
         raise PairPromptError("it lacks a query or a document")
     return PairPrompt(tuple(before), after, own if instruction is None else instruction)
@@ -199,14 +205,14 @@ def _read(file: Path) -> Iterator[str]:
             raise ConversionError(f"{file.name} cannot be read ({type(error).__name__}).") from None
 
 
-def _parts(text: str, options: Mapping[str, Any]) -> Iterator[tuple[str, bool | str]]:
-    """Yields the texts of a template, and its fields with True, or with their default.
+def _parts(text: str, options: Mapping[str, Any]) -> Iterator[Part]:
+    """Yields the texts and the fields of a template.
 
     Spaces are left out as transformers has Jinja do it: around a tag with a hyphen, in front of a statement that begins
     a line, and the end of the line behind a statement.
     """
     text = text.replace("\r\n", "\n").removesuffix("\n")
-    known: dict[str, list[tuple[str, bool | str]]] = {}
+    known: dict[str, list[Part]] = {}
     at, strips, shown = 0, "", [True]
     for tag in [*_TAG.finditer(text), None]:
         literal = text[at : tag.start() if tag else len(text)]
@@ -220,7 +226,7 @@ def _parts(text: str, options: Mapping[str, Any]) -> Iterator[tuple[str, bool | 
             elif tag[1] != "{" and not tag[2]:
                 literal = re.sub(r"(^|\n)[ \t]+$" if begins_line else r"(\n)[ \t]+$", r"\1", literal)
         if shown[-1]:
-            yield literal, False
+            yield Part(literal)
         if tag is None or tag[1] == "#":
             continue
         content = tag[3].strip()
@@ -237,7 +243,7 @@ def _parts(text: str, options: Mapping[str, Any]) -> Iterator[tuple[str, bool | 
             raise PairPromptError("it has a statement other than set")
 
 
-def _value(expression: str, known: Mapping[str, Sequence[tuple[str, bool | str]]]) -> Iterator[tuple[str, bool | str]]:
+def _value(expression: str, known: Mapping[str, Sequence[Part]]) -> Iterator[Part]:
     """Yields the parts of an expression: fields, texts, names of what was set, and several of them joined with ~."""
     rest = expression.strip()
     while rest:
@@ -247,7 +253,7 @@ def _value(expression: str, known: Mapping[str, Sequence[tuple[str, bool | str]]
             raise PairPromptError("it has another expression than a message of a role")
         rest = rest[1:].lstrip()
         if match["string"]:
-            yield _unquoted(match["string"]), False
+            yield Part(_unquoted(match["string"]))
         elif match["name"]:
             if match["name"] not in known:
                 raise PairPromptError("it has an unknown name")
@@ -255,8 +261,7 @@ def _value(expression: str, known: Mapping[str, Sequence[tuple[str, bool | str]]
         elif match["role"] not in _FIELDS:
             raise PairPromptError("it has a role other than system, query and document")
         else:
-            default = _unquoted(match["default"]) if match["default"] else ""
-            yield _FIELDS[match["role"]], default if match["role"] == "system" else True
+            yield Part(_unquoted(match["default"]) if match["default"] else "", _FIELDS[match["role"]])
 
 
 def _unquoted(string: str) -> str:
