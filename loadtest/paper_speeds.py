@@ -252,8 +252,9 @@ def report(shapes: Mapping[str, Shape], found: Mapping[str, Mapping[str, float]]
 
 def draw(shapes: Mapping[str, Shape], found: Mapping[str, Mapping[str, float]], path: Path) -> None:
     """Writes a picture of the ratios: the paper's, and those of each way."""
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
+
+    from swiftlet_serve.offline import pictures
 
     names = [name for name, shape in shapes.items() if shape.beside != name and shape.beside in found]
     bars: dict[str, list[float]] = {"paper": [shapes[name].paper or 0.0 for name in names]}
@@ -271,8 +272,7 @@ def draw(shapes: Mapping[str, Shape], found: Mapping[str, Mapping[str, float]], 
     axes.invert_yaxis()
     axes.set_xlabel("times as fast")
     axes.legend()
-    with rc_context({"svg.fonttype": "none"}):  # text instead of outlines
-        figure.savefig(path, format=path.suffix[1:], metadata={"Date": None})
+    pictures.save(figure, path, path.suffix[1:])
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from swiftlet_models.tokenizer import Tokenizer
 TEMPLATE: Final = "chat_template.jinja"
 LABEL: Final = "LABEL_0"  # as transformers calls the only one
 CAUSAL: Final = "Qwen3ForCausalLM"
-# The words of the model card of Qwen3-Reranker.
+# The prompt that the model card of Qwen3-Reranker gives.
 QWEN3_RERANKER: Final = PairPrompt(
     before=(
         "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
@@ -244,7 +244,7 @@ def _parts(text: str, options: Mapping[str, Any]) -> Iterator[Part]:
 
 
 def _value(expression: str, known: Mapping[str, Sequence[Part]]) -> Iterator[Part]:
-    """Yields the parts of an expression: fields, texts, names of what was set, and several of them joined with ~."""
+    """Yields the parts of an expression, which ~ joins: messages of a role, strings, and names that were set."""
     rest = expression.strip()
     while rest:
         match = _ATOM.match(rest)

@@ -143,7 +143,7 @@ class Tokenizer:
         return [part for part in found if part != ""] or [""]
 
     def framed(self, before: Ids, after: Ids) -> Tokenizer:
-        """Returns the same tokenizer with these tokens around a single text, which is cut from the right."""
+        """Returns a tokenizer that puts these tokens before and after a single text, and cuts the text at its end."""
         framed = copy.copy(self)
         slots = [Slot(int(number), 0, 0) for number in before], [Slot(int(number), 0, 0) for number in after]
         framed._templates = [SequenceTemplate([*slots[0], Slot(None, 0, 0), *slots[1]]), self._templates[1]]

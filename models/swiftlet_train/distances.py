@@ -9,7 +9,6 @@ from typing import Final
 
 import torch
 import torch.nn.functional as F
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from swiftlet_models.artifact import TOKENIZER, Artifact, open_artifact
@@ -19,6 +18,7 @@ from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.engines.torch import load_network
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.loading import locate
+from swiftlet_serve.offline import pictures
 from swiftlet_train.study import join_rows
 
 STUDY: Final = "distances"  # the name of the study that compares artifacts
@@ -87,8 +87,7 @@ def plot_distances(measured: Sequence[Measured], out: Path) -> None:
             axes.plot(range(1, len(layers) + 1), [getattr(layer, kind) for layer in layers], label=name, marker=".")
         axes.set(title=title, xlabel="layer", ylim=(0, None))
         axes.legend()
-    with rc_context({"svg.fonttype": "none"}):  # text instead of outlines
-        figure.savefig(out, format="svg", metadata={"Date": None})
+    pictures.save(figure, out)
 
 
 def _read_texts(path: Path) -> list[str]:

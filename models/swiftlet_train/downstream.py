@@ -12,13 +12,13 @@ from statistics import mean
 from typing import Final
 
 import torch
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from swiftlet_models import datasets
 from swiftlet_models.datasets import DatasetError
 from swiftlet_models.heads import Model, build
 from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_serve.offline import pictures
 from swiftlet_train.examples.example import Example
 from swiftlet_train.finetuning.finetune import finetune
 from swiftlet_train.finetuning.logits import task_logits
@@ -124,8 +124,7 @@ def plot_scores(scores: Sequence[CheckpointScore], out: Path) -> None:
                 axes.plot([at] * len(point.scores), point.scores, color=colour, marker=".", linestyle="none", alpha=0.5)
         axes.set(title=task, xlabel="TFLOP of pre-training", ylabel="accuracy (%)")
         axes.legend()
-    with rc_context({"svg.fonttype": "none"}):  # text instead of outlines
-        figure.savefig(out, format="svg", metadata={"Date": None})
+    pictures.save(figure, out)
 
 
 def _load_checkpoint(recipe: Recipe, tokenizer: Tokenizer, directory: Path, step: int) -> Model:

@@ -23,7 +23,7 @@ def replay(url: str, log: Path, public_key: Path, key_file: Path | None) -> None
     """Reproduces the answers of a log on the server at URL, to the bit.
 
     A receipt is the header X-Receipt of a response. With a URL such as grpc://127.0.0.1:9001, or grpcs:// for TLS,
-    lines have the message of a call in Base64 in place of the body, and a receipt is the trailing metadata x-receipt.
+    lines have the message of a call in Base64 instead of a body, and a receipt is the trailing metadata x-receipt.
     The server must have the same models and sign with the same key (`receipt_key`). The status is 0 if every receipt is
     valid and every answer is reproduced. Needs the extra `sign`.
     """

@@ -67,7 +67,7 @@ def shadow_report(
     candidate_price: Price | None,
     api_key: str | None,
 ) -> None:
-    """Says whether a candidate may take over, from the shadow traffic of servers.
+    """Tells whether a candidate may take over. Reads the metrics of servers with shadow traffic.
 
     URL is the address of a server's metrics, such as http://127.0.0.1:9000/metrics. Several servers are added up.
     Candidates are versions of a model repository, and servers that copy requests to an existing service (`shadow_url`).

@@ -15,7 +15,7 @@ from swiftlet_serve.http.endpoints.receipts import HEADER
 from swiftlet_serve.http_client import Client, ConnectionLost, request_bytes
 
 COPY_HEADER: Final = "x-shadow-copy"
-"""A header of each request. A server never copies one that has it, so that two servers cannot copy in a circle."""
+"""The header of every request that is sent. A server does not copy a request with it: two could copy for ever."""
 MAX_RESPONSE_BYTES: Final = 1 << 26
 NO_RESPONSE: Final = "no response"
 UNREADABLE: Final = "not JSON"
@@ -31,7 +31,7 @@ class Reply(NamedTuple):
 
 
 class Endpoint:
-    """Sends requests as they are, once each. A redirection is not followed, so that a key goes to no other address."""
+    """Sends each request once and unchanged. It follows no redirection: a key goes to no other address."""
 
     def __init__(self, url: str, key: str, timeout_s: float, max_bytes: int = MAX_RESPONSE_BYTES) -> None:
         """Opens no connection yet.

@@ -13,7 +13,7 @@ OPTIONS: Final = [("grpc.max_receive_message_length", MAX_RESPONSE_BYTES)]
 
 
 class GrpcEndpoint:
-    """Makes calls as they are, once each, over a connection of their own."""
+    """Sends each call once and unchanged, over a new connection."""
 
     def __init__(self, url: str, key: str, timeout_s: float) -> None:
         """Opens no connection yet.

@@ -45,8 +45,6 @@ MAX_BYTES: Final = 1 << 18
 MAX_INLINE_BYTES: Final = 1 << 14
 """The largest bodies together that are compared on the event loop."""
 RANDOM: Final = random.Random()  # noqa: S311  # samples requests, and is not a secret
-
-
 FAILURES: Final = (NO_RESPONSE, UNREADABLE, "401", "403")
 """Outcomes that no request causes."""
 
@@ -170,12 +168,26 @@ def _is_json(response: Response) -> bool:
 
 def check(settings: Settings) -> None:
     """Raises SetupError if a setting of the live share is invalid. The routes are checked by `create_application`."""
+    if (opened := _open(settings)) is not None:
+        endpoint, writer = opened
+        endpoint.close()
+        if writer is not None:
+            writer.close()
+
+
+def _open(settings: Settings) -> tuple[Endpoint, LogWriter | None] | None:
+    """Returns the existing service and the log for its answers, or None if no requests are copied.
+
+    Raises:
+        SetupError: a setting is invalid.
+    """
     if settings.shadow_url is not None:
-        _endpoint(settings, settings.shadow_url)
-        if settings.shadow_log is not None:
-            LogWriter(settings.shadow_log).close()
-    elif settings.shadow_paths or settings.shadow_key_file or settings.shadow_log:
+        key = read_key(settings.shadow_key_file, "")
+        endpoint = Endpoint(settings.shadow_url, key, settings.shadow_timeout_ms / 1000, MAX_BYTES)
+        return endpoint, None if settings.shadow_log is None else LogWriter(settings.shadow_log)
+    if settings.shadow_paths or settings.shadow_key_file or settings.shadow_log:
         raise SetupError("The settings shadow_paths, shadow_key_file and shadow_log need shadow_url.")
+    return None
 
 
 def create_application(
@@ -187,12 +199,10 @@ def create_application(
         SetupError: a setting of the live share is invalid.
     """
     settings = runtime.settings
-    check(settings)
-    if settings.shadow_url is None:
+    if (opened := _open(settings)) is None:
         return create_app(runtime, keys, observers, manager)
+    endpoint, writer = opened
     runtime.stats.endpoint = stats = EndpointStats()
-    writer = None if settings.shadow_log is None else LogWriter(settings.shadow_log)
-    endpoint = _endpoint(settings, settings.shadow_url)
     share = LiveShare(endpoint, settings.shadow_paths, settings.shadow_share, stats, writer)
     runtime.on_close.append(share.close)
     application = create_app(runtime, keys, observers, manager, share.offer)
@@ -203,9 +213,3 @@ def create_application(
         detail = "`GET /openapi.json` lists them."
         raise SetupError(f"The setting shadow_paths must name routes that run models, and {wrong}. {detail}")
     return application
-
-
-def _endpoint(settings: Settings, url: str) -> Endpoint:
-    """Raises SetupError if the address or the key is invalid."""
-    key = read_key(settings.shadow_key_file, "")
-    return Endpoint(url, key, settings.shadow_timeout_ms / 1000, MAX_BYTES)

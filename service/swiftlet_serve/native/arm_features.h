@@ -1,4 +1,4 @@
-// Which of ARM's extensions the processor and the system have.
+// The extensions of ARM that the processor and the system support.
 
 #pragma once
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from swiftlet_models.calibration import Bin
+from swiftlet_serve.offline import pictures
 from swiftlet_serve.offline.calibrate import Calibration
 
 
@@ -30,5 +30,4 @@ def draw(calibration: Calibration, out: Path) -> None:
             axes.scatter(confidence, accuracy, s=areas, color=line[0].get_color(), alpha=0.5)
         axes.set(title=kind, xlabel="confidence", ylabel="share of right answers", xlim=(0, 1.02), ylim=(0, 1.02))
         axes.legend(loc="upper left")
-    with rc_context({"svg.fonttype": "none"}):  # text instead of outlines
-        figure.savefig(out, format="svg", metadata={"Date": None})
+    pictures.save(figure, out)

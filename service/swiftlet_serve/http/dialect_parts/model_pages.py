@@ -25,7 +25,7 @@ def _list(runtime: Runtime, _: Mapping[str, str]) -> Response:
 
 
 def _about(name: str, pipeline: Pipeline) -> dict[str, str]:
-    """Returns a model as System One describes it. The only date of an artifact is that of its certificate."""
+    """Returns the description of a model in System One's form. Its release date is the date of the certificate."""
     model = pipeline.model
     date = (model.certificate or {}).get("date", "")
     return {"name": name, "description": str(model.card.get("summary", "")), "release_date": str(date)}
