@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -22,13 +22,11 @@ from swiftlet_models.artifact import Labelling
 from swiftlet_models.encodings import Encoding, Ids, TooManyWindows
 from swiftlet_models.errors import ModelError
 from swiftlet_models.probabilities import sigmoid
-from swiftlet_models.tensors import Floats
+from swiftlet_models.tensors import Floats, HeadWeights
 from swiftlet_models.tokenizer import Tokenizer
 
 WORD: Final = re.compile(r"\w+(?:[-_]\w+)*|\S")  # GLiNER's splitter `whitespace`
 EPSILON: Final = 1e-8  # added to the length of a vector that is normalised
-
-Head = Mapping[str, Floats]
 
 
 class LabellingError(ModelError):
@@ -192,7 +190,7 @@ def _gather(ranges: Ids) -> tuple[Ids, Ids]:
 class Scorer:
     """The head of a model: from rows of hidden states to the probability of each label."""
 
-    def __init__(self, labelling: Labelling, head: Head, width: int) -> None:
+    def __init__(self, labelling: Labelling, head: HeadWeights, width: int) -> None:
         """Checks the parameters of a head whose rows have this width.
 
         Raises:

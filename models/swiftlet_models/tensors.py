@@ -66,6 +66,8 @@ class Matrix(Protocol):
 
 
 Weights = Mapping[str, Matrix]
+HeadWeights = Mapping[str, Floats]
+"""The parameters of a head behind the network, as `head.safetensors` holds them."""
 
 
 @dataclass(frozen=True)

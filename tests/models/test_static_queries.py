@@ -120,7 +120,7 @@ def test_bad_requests_and_routers_are_refused(source: Path) -> None:
     loaded = load_model(artifact.path, "onnx_cpu")
     task = loaded.task
     for head in ({}, {tasks.QUERY_WEIGHTS: np.ones(3, np.float32)}):
-        with pytest.raises(ValueError, match=r"query\.weight|weights of queries"):
+        with pytest.raises(ValueError, match=r"query\.weight"):
             tasks.create("embed", loaded.tokenizer, artifact.manifest, head)
     for inputs, parameters in ((" ", {}), ("long words " * 60, {"truncation": False})):
         with pytest.raises(Unprocessable):

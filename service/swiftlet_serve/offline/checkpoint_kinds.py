@@ -16,10 +16,9 @@ from swiftlet_models.checkpoint_tensors import ConversionError
 from swiftlet_models.checkpoint_tokenizer import read_limits
 from swiftlet_models.convert import ConvertedCheckpoint
 from swiftlet_models.label_checkpoints import LabelCheckpoint, find_label_checkpoint
-from swiftlet_models.labelling import Head as LabelHead
 from swiftlet_models.static_embeddings import StaticEmbeddings
 from swiftlet_models.task_inference import infer_task
-from swiftlet_models.tensors import Weights
+from swiftlet_models.tensors import HeadWeights, Weights
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError
@@ -60,7 +59,7 @@ class Checkpoint:
     labels: tuple[str, ...] = ()  # other than those of config.json
     problem: Problem | None = None  # another than that of config.json
     labelled: LabelCheckpoint | None = None
-    label_head: LabelHead | None = None
+    head_weights: HeadWeights | None = None
     static: StaticEmbeddings | None = None
     pair_prompt: PairPrompt | None = None
 
@@ -116,7 +115,7 @@ def _labelled(wanted: Wanted) -> Checkpoint | None:
         embedding,
         projection,
         labelled=labelled,
-        label_head=head,
+        head_weights=head,
     )
 
 
@@ -156,7 +155,7 @@ def _of_encoder(encoder: sentences.SentenceEncoder, adapter: Adapter | None, **m
         encoder.embedding,
         encoder.dense,
         adapter,
-        label_head=None if encoder.query_weights is None else {tasks.QUERY_WEIGHTS: encoder.query_weights},
+        head_weights=None if encoder.query_weights is None else {tasks.QUERY_WEIGHTS: encoder.query_weights},
         **more,
     )
 

@@ -14,10 +14,9 @@ from swiftlet_models.encodings import Encoding
 from swiftlet_models.folded import FoldingError
 from swiftlet_models.folding import fold
 from swiftlet_models.graphs.ragged import in_fp32
-from swiftlet_models.labelling import Head
 from swiftlet_models.operations import Operations
 from swiftlet_models.parameters import ParametersError, check_parameters, configure
-from swiftlet_models.tensors import Weights, is_finite
+from swiftlet_models.tensors import HeadWeights, Weights, is_finite
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.engines.onnx_cpu import RaggedOnnx
 from swiftlet_serve.errors import SetupError
@@ -42,7 +41,7 @@ class Draft:
     tokenizer: Tokenizer
     manifest: Manifest
     card: Mapping[str, Any]
-    head: Head | None = None  # the parameters behind the network, of a model that reads labels
+    head: HeadWeights | None = None  # the parameters behind the network
     finite: bool = False  # whether the weights are known to be finite
 
     def operations(self) -> Operations:

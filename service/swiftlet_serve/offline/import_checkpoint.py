@@ -174,7 +174,7 @@ def import_checkpoint(
             languages=languages,
         )
         try:
-            tasks.create(task, tokenizer, manifest, found.label_head)  # before the export, which takes long
+            tasks.create(task, tokenizer, manifest, found.head_weights)  # before the export, which takes long
         except LabellingError as error:
             raise SetupError(f"The head does not fit its settings: {error}. Save the whole model again.") from None
         except ValueError as error:
@@ -185,7 +185,7 @@ def import_checkpoint(
             report('the labels have no names. "id2label": {"0": "NAME", "1": "NAME"} in config.json names them')
         summary = f"{IMPORTED}{origin.get('hub') or origin['directory']}."
         card = {"summary": summary, "ignored_tensors": list(converted.ignored)}
-        draft = Draft(converted.weights, tokenizer, manifest, card, found.label_head, finite=static is None)
+        draft = Draft(converted.weights, tokenizer, manifest, card, found.head_weights, finite=static is None)
         try:
             artifact = release(
                 draft,

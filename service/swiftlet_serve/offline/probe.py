@@ -17,9 +17,9 @@ from swiftlet_models.artifact import Manifest
 from swiftlet_models.datasets import DatasetError
 from swiftlet_models.encodings import Encoding
 from swiftlet_models.errors import ModelError
-from swiftlet_models.labelling import Head
 from swiftlet_models.metrics import Score
 from swiftlet_models.operations import Operations
+from swiftlet_models.tensors import HeadWeights
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_models.tokenizer_check import MAX_LOST, lost
 from swiftlet_serve import evaluation, tasks
@@ -42,7 +42,7 @@ class Probe:
     parts: Sequence[Sequence[Encoding]] = ()
 
     @classmethod
-    def golden(cls, tokenizer: Tokenizer, manifest: Manifest, head: Head | None = None) -> Self:
+    def golden(cls, tokenizer: Tokenizer, manifest: Manifest, head: HeadWeights | None = None) -> Self:
         """Returns the requests whose answers an artifact records. `head` is as in `tasks.create`.
 
         Raises:

@@ -20,8 +20,7 @@ import numpy as np
 from swiftlet_models import architectures
 from swiftlet_models.artifact import Head, Manifest, Outputs
 from swiftlet_models.encodings import Encoding
-from swiftlet_models.labelling import Head as LabelHead
-from swiftlet_models.labelling import Scorer
+from swiftlet_models.tensors import HeadWeights
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import plugins
 from swiftlet_serve.errors import SetupError
@@ -46,15 +45,15 @@ class Definition(Protocol):
     CROSS_ENCODER: bool
     """Whether import takes the function of the scores from a CrossEncoder of sentence-transformers. Optional."""
 
-    READS_LABELS: bool
-    """Whether the task can use a model that reads labels with a text. `create` takes its `Scorer`, then. Optional."""
+    READS_HEAD: bool
+    """Whether `create` takes the parameters of `head.safetensors`, from an artifact that has them. Optional."""
 
     TASK: type[Task[Any, Any]]
     """The class of the tasks that `create` makes."""
     ENSEMBLE: Callable[[Sequence[Any], Mean], Task[Any, Any]]
     """Makes the task of several models that answer as one, given theirs. Raises ValueError if they differ. Optional."""
 
-    def create(self, tokenizer: Tokenizer, manifest: Manifest, *scorer: Scorer) -> Task[Any, Any]:
+    def create(self, tokenizer: Tokenizer, manifest: Manifest, *head: HeadWeights) -> Task[Any, Any]:
         """Makes the task of one artifact. Raises ValueError if the artifact does not fit the task."""
         ...
 
@@ -90,7 +89,7 @@ def answered_by(task: str) -> Sequence[str]:
     return (task, *others)
 
 
-def create(name: str, tokenizer: Tokenizer, manifest: Manifest, head: LabelHead | None = None) -> Task[Any, Any]:
+def create(name: str, tokenizer: Tokenizer, manifest: Manifest, head: HeadWeights | None = None) -> Task[Any, Any]:
     """Makes the task of this name for one artifact.
 
     Args:
@@ -105,14 +104,9 @@ def create(name: str, tokenizer: Tokenizer, manifest: Manifest, head: LabelHead 
         ValueError, LabellingError: the artifact or its head does not fit the task.
     """
     definition = load(name)
-    if head is not None and manifest.labelling is None and getattr(definition, "LOOKS_UP_QUERIES", False):
-        if QUERY_WEIGHTS not in head:
-            raise ValueError(f"the head lacks {QUERY_WEIGHTS}.")
-        looks_up = cast(Any, definition)
-        return cast(Task[Any, Any], looks_up.create(tokenizer, manifest, head[QUERY_WEIGHTS]))
-    if manifest.labelling is None or head is None or not getattr(definition, "READS_LABELS", False):
-        return definition.create(tokenizer, manifest)
-    return definition.create(tokenizer, manifest, Scorer(manifest.labelling, head, manifest.width))
+    if head is not None and getattr(definition, "READS_HEAD", False):
+        return definition.create(tokenizer, manifest, head)
+    return definition.create(tokenizer, manifest)
 
 
 def head_width(outputs: Outputs, labels: int, vocab_size: int, hidden: int = 0) -> int:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from swiftlet_models.artifact import Labelling, Manifest
 from swiftlet_models.encodings import TooManyWindows
 from swiftlet_models.labelling import LabelledText, NoRoom, Reader, Scorer, Words
-from swiftlet_models.tensors import Floats
+from swiftlet_models.tensors import Floats, HeadWeights
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.errors import invalid_value
 from swiftlet_serve.tasks._entities_requests import (
@@ -41,14 +41,14 @@ class LabelledEntities(EntitiesTask):
 
     EXAMPLE: ClassVar = {"inputs": "Clara lives in Bern.", "parameters": {"labels": ["person", "city"]}}
 
-    def __init__(self, tokenizer: Tokenizer, manifest: Manifest, labelling: Labelling, scorer: Scorer | None):
-        """Without `scorer`, the task only encodes.
+    def __init__(self, tokenizer: Tokenizer, manifest: Manifest, labelling: Labelling, head: HeadWeights | None):
+        """Without `head`, the task only encodes.
 
         Raises ValueError if the tokenizer lacks the tokens around labels, or the model scores no spans."""
         if labelling.scores == "text":
             raise ValueError("a model that scores texts finds no entities.")
         self.tokenizer, self.labelling, self.max_tokens = tokenizer, labelling, manifest.max_tokens
-        self.scorer = scorer
+        self.scorer = None if head is None else Scorer(labelling, head, manifest.width)
         self._reader = Reader(tokenizer, labelling, manifest.max_tokens)
         self._find = of_spans if labelling.scores == "spans" else of_words
 

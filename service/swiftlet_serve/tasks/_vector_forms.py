@@ -16,7 +16,9 @@ from pydantic import BaseModel, Field
 
 from swiftlet_models.artifact import Embedding, Manifest, Output
 from swiftlet_models.encodings import Encoding, Ids
+from swiftlet_models.tensors import HeadWeights
 from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_serve import tasks
 from swiftlet_serve.errors import invalid_value
 from swiftlet_serve.types import Row
 
@@ -66,18 +68,18 @@ class Forms:
         tokenizer: Tokenizer,
         manifest: Manifest,
         embedding: Embedding,
-        query_weights: NDArray[np.float32] | None = None,
+        head: HeadWeights | None = None,
     ) -> None:
-        """`query_weights` are those of the tokens of a query, if they need no network. Without them, it only encodes.
+        """`head` holds the weights of a query's tokens, if they need no network. Without it, it only encodes.
 
         Raises:
-            ValueError: there is not one for each token.
+            ValueError: `head` lacks them, or has not one for each token.
         """
         self.tokenizer, self.embedding = tokenizer, embedding
         self.static_query = embedding.sparse is not None and embedding.sparse.static_query
-        self._query_weights = query_weights
-        if query_weights is not None and query_weights.shape != (tokenizer.vocab_size,):
-            raise ValueError("the weights of queries are not those of the tokens.")
+        self._query_weights = None if head is None else head.get(tasks.QUERY_WEIGHTS)
+        if head is not None and (self._query_weights is None or self._query_weights.shape != (tokenizer.vocab_size,)):
+            raise ValueError(f"the head lacks {tasks.QUERY_WEIGHTS}, a weight for each token.")
         self.max_tokens = manifest.max_tokens
         several = embedding.multi_vector
         self.several = several.width if several else 0

@@ -12,11 +12,11 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 
 from swiftlet_models.artifact import Embedding, Manifest, Output
 from swiftlet_models.encodings import Encoding, TextTooLong
+from swiftlet_models.tensors import HeadWeights
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import invalid_value
@@ -49,7 +49,7 @@ from swiftlet_serve.types.json_text import DECIMALS
 
 HEAD: Final = "embedding"
 OUTPUTS: Final = "hidden"
-LOOKS_UP_QUERIES: Final = True
+READS_HEAD: Final = True
 
 NUMBER_BYTES: Final = 24  # an upper bound of a number in JSON
 MAX_IDS: Final = 8192  # of one text: a longer one exceeds every model's limit
@@ -139,8 +139,8 @@ Levels = Annotated[list[int], Field(description="A vector in 8 bits or one bit a
 Encoded = Annotated[str, Field(description="A vector in Base64, if encoding_format is base64.")]
 
 
-def create(tokenizer: Tokenizer, manifest: Manifest, query_weights: NDArray[np.float32] | None = None) -> Embed:
-    """Makes the task of one artifact. A model whose queries are looked up needs `query_weights` for decoding.
+def create(tokenizer: Tokenizer, manifest: Manifest, head: HeadWeights | None = None) -> Embed:
+    """Makes the task of one artifact. A model whose queries are looked up needs `head` for decoding.
 
     Raises:
         ValueError: the artifact has labels, or another head.
@@ -148,7 +148,7 @@ def create(tokenizer: Tokenizer, manifest: Manifest, query_weights: NDArray[np.f
     tasks.check_unlabelled(manifest)
     if manifest.embedding is None:
         raise ValueError("embed needs a network with the head embedding.")
-    return Embed(tokenizer, manifest, manifest.embedding, query_weights)
+    return Embed(tokenizer, manifest, manifest.embedding, head)
 
 
 class Embed(OneByOne):
@@ -163,13 +163,13 @@ class Embed(OneByOne):
         tokenizer: Tokenizer,
         manifest: Manifest,
         embedding: Embedding,
-        query_weights: NDArray[np.float32] | None = None,
+        head: HeadWeights | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.max_tokens = manifest.max_tokens
         self.vocab_size = manifest.vocab_size
         self.embedding = embedding
-        self.forms = Forms(tokenizer, manifest, embedding, query_weights)
+        self.forms = Forms(tokenizer, manifest, embedding, head)
         self.width, self.max_positions = self.forms.width, self.forms.max_positions
         # Vectors of short texts are longer than the limit of other responses.
         self.max_response_bytes = NUMBER_BYTES * max(self.width * MAX_INPUTS, MAX_NUMBERS)

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from swiftlet_models.artifact import Manifest
 from swiftlet_models.encodings import Chunk, Ids, TokenizedText
-from swiftlet_models.labelling import Scorer
 from swiftlet_models.probabilities import softmax
+from swiftlet_models.tensors import HeadWeights
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.errors import invalid_value
 from swiftlet_serve.tasks._entities_requests import (
@@ -39,17 +39,17 @@ from swiftlet_serve.types import Row
 
 HEAD: Final = "token"
 OUTPUTS: Final = "labels"
-READS_LABELS: Final = True
+READS_HEAD: Final = True
 
 
-def create(tokenizer: Tokenizer, manifest: Manifest, scorer: Scorer | None = None) -> Entities | LabelledEntities:
-    """Makes the task of one artifact. A model that reads labels needs `scorer` for decoding.
+def create(tokenizer: Tokenizer, manifest: Manifest, head: HeadWeights | None = None) -> Entities | LabelledEntities:
+    """Makes the task of one artifact. A model that reads labels needs `head` for decoding.
 
     Raises:
         ValueError: the artifact has no labels, or its tokenizer lacks the tokens around them.
     """
     if manifest.labelling is not None:
-        return LabelledEntities(tokenizer, manifest, manifest.labelling, scorer)
+        return LabelledEntities(tokenizer, manifest, manifest.labelling, head)
     if not manifest.labels:
         raise ValueError("a token classifier needs labels.")
     return Entities(tokenizer, manifest)

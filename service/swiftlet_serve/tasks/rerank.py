@@ -12,13 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_models.artifact import Head, Manifest, Output, Outputs
 from swiftlet_models.encodings import Encoding, Text, TextTooLong, TooManyWindows
 from swiftlet_models.pair_writer import PairWriter
+from swiftlet_models.tensors import HeadWeights
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import Unprocessable, invalid_value
@@ -42,7 +41,7 @@ HEAD: Final[Head] = "classification"
 OUTPUTS: Final[Outputs] = "labels"
 OTHER_HEADS: Final[Mapping[Head, Outputs]] = {"embedding": "hidden"}
 CROSS_ENCODER: Final = True
-LOOKS_UP_QUERIES: Final = True
+READS_HEAD: Final = True
 
 MAX_TEXTS: Final = 1000
 MAX_PROMPT_TOKENS: Final = 1 << 17  # of the query with its prompt, once for each text
@@ -127,15 +126,15 @@ class UnrankedText(Failure):
     index: Annotated[int, Field(description="Position of the text in the request, from 0.")]
 
 
-def create(tokenizer: Tokenizer, manifest: Manifest, query_weights: NDArray[np.float32] | None = None) -> Rerank:
-    """Makes the task of one artifact. A model whose queries are looked up needs `query_weights` for decoding.
+def create(tokenizer: Tokenizer, manifest: Manifest, head: HeadWeights | None = None) -> Rerank:
+    """Makes the task of one artifact. A model whose queries are looked up needs `head` for decoding.
 
     Raises:
         ValueError: the artifact is neither a cross-encoder with one output nor an embedding model.
     """
     if manifest.embedding is None and (manifest.width != 1 or manifest.problem is None):
         raise ValueError("rerank needs a classifier with one label, or an embedding model.")
-    return Rerank(tokenizer, manifest, query_weights)
+    return Rerank(tokenizer, manifest, head)
 
 
 class Rerank(OneByOne):
@@ -145,13 +144,11 @@ class Rerank(OneByOne):
     Response = list[RankedText | UnrankedText]
     max_sequences: ClassVar[int] = MAX_TEXTS + 1  # with the query
 
-    def __init__(
-        self, tokenizer: Tokenizer, manifest: Manifest, query_weights: NDArray[np.float32] | None = None
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, manifest: Manifest, head: HeadWeights | None = None) -> None:
         self.tokenizer = tokenizer
         self.max_tokens = manifest.max_tokens
         self.embedding = manifest.embedding
-        self.forms = Forms(tokenizer, manifest, manifest.embedding, query_weights) if manifest.embedding else None
+        self.forms = Forms(tokenizer, manifest, manifest.embedding, head) if manifest.embedding else None
         if self.forms:
             self.max_positions = self.forms.max_positions
         prompt = manifest.reading.pair_prompt

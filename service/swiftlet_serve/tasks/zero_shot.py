@@ -23,7 +23,7 @@ from swiftlet_models.encodings import Encoding, TextTooLong, TooManyWindows
 from swiftlet_models.labelling import LabelledText, NoRoom, Reader, Scorer
 from swiftlet_models.probabilities import sigmoid, softmax
 from swiftlet_models.relations import find_entailment
-from swiftlet_models.tensors import Floats
+from swiftlet_models.tensors import Floats, HeadWeights
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import invalid_value
@@ -44,7 +44,7 @@ HEAD: Final[Head] = "classification"
 OUTPUTS: Final[Outputs] = "labels"
 OTHER_HEADS: Final[Mapping[Head, Outputs]] = {"embedding": "hidden"}
 READS_VECTOR: Final = True
-READS_LABELS: Final = True
+READS_HEAD: Final = True
 
 # An embedding model gives a label the log-odds SCALE * (cosine - THRESHOLD). The vectors of label and text have this
 # cosine. The scale calibrates the bundled model for labels that it never saw (docs/benchmarks/defaults.md).
@@ -53,16 +53,16 @@ THRESHOLD: Final = 0.3
 
 
 def create(
-    tokenizer: Tokenizer, manifest: Manifest, scorer: Scorer | None = None
+    tokenizer: Tokenizer, manifest: Manifest, head: HeadWeights | None = None
 ) -> ZeroShot | EmbeddingZeroShot | LabelledZeroShot:
-    """Makes the task of one artifact. A model that reads labels needs `scorer` for decoding.
+    """Makes the task of one artifact. A model that reads labels needs `head` for decoding.
 
     Raises:
         ValueError: the artifact is neither a model of natural language inference nor an embedding model, nor one that
             reads labels with a text.
     """
     if manifest.labelling is not None:
-        return LabelledZeroShot(tokenizer, manifest, manifest.labelling, scorer)
+        return LabelledZeroShot(tokenizer, manifest, manifest.labelling, head)
     if manifest.embedding is not None and not manifest.embedding.vector:
         raise ValueError("zero-shot needs an embedding model with a dense vector.")
     if manifest.embedding is not None:
@@ -173,14 +173,14 @@ def joined(request: ZeroShotRequest, encodings: Sequence[Encoding], scores: NDAr
 class LabelledZeroShot(ZeroShotTask):
     """One sequence for each text with all labels. Its row holds hidden states (`swiftlet_models/labelling.py`)."""
 
-    def __init__(self, tokenizer: Tokenizer, manifest: Manifest, labelling: Labelling, scorer: Scorer | None):
-        """Without `scorer`, the task only encodes.
+    def __init__(self, tokenizer: Tokenizer, manifest: Manifest, labelling: Labelling, head: HeadWeights | None):
+        """Without `head`, the task only encodes.
 
         Raises ValueError if the tokenizer lacks the tokens around labels, or the model scores no texts."""
         if labelling.scores != "text":
             raise ValueError("a model that scores spans classifies no texts.")
         super().__init__(tokenizer, manifest)
-        self.scorer = scorer
+        self.scorer = None if head is None else Scorer(labelling, head, manifest.width)
         self._reader = Reader(tokenizer, labelling, manifest.max_tokens)
 
     def encode(self, request: ZeroShotRequest) -> list[LabelledText]:
