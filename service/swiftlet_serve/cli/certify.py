@@ -8,7 +8,7 @@ import click
 
 from swiftlet_models.artifact import CERTIFICATE, open_artifact
 from swiftlet_serve import tasks
-from swiftlet_serve.cli.options import DataFile, limit_option, skip_option
+from swiftlet_serve.cli.options import DataFile, engine_option, limit_option, skip_option
 from swiftlet_serve.cli.progress import advance, note
 from swiftlet_serve.cli.summaries import comparison_lines
 from swiftlet_serve.settings import Settings
@@ -19,7 +19,7 @@ from swiftlet_serve.settings import Settings
 @click.option("--data", type=DataFile, help="Data file to compare on, with labels or without. Default: built-in texts.")
 @click.option("--task", type=click.Choice(tasks.names()), help="Task of an embedding model. Default: its own.")
 @click.option("--source", help="Checkpoint of an artifact. Default: the one that MODEL or its manifest names.")
-@click.option("--engine", default=Settings.model_fields["engine"].default, show_default=True, help="Engine to run on.")
+@engine_option
 @skip_option
 @limit_option
 @click.option("--sign-key", type=DataFile, help="Private Ed25519 key in PEM, to sign the certificate with.")

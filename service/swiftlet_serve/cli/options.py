@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from swiftlet_serve import tasks
+from swiftlet_serve.settings import Settings
+
 if TYPE_CHECKING:
     from swiftlet_serve.migration.report import Price
 
@@ -16,6 +19,14 @@ Directory: Final = click.Path(file_okay=False, path_type=Path)
 
 data_option: Final = click.option(
     "--data", type=Directory, default="data", show_default=True, help="Folder with the data files."
+)
+
+engine_option: Final = click.option(
+    "--engine", default=Settings.model_fields["engine"].default, show_default=True, help="Engine to run on."
+)
+
+task_option: Final = click.option(
+    "--task", type=click.Choice(tasks.names()), help="Task to use. An embedding model has several. Default: its own."
 )
 
 skip_option: Final = click.option(

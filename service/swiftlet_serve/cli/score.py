@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import click
 
-from swiftlet_serve import tasks
 from swiftlet_serve.bulk import formats
 from swiftlet_serve.bulk.budget import Budget
 from swiftlet_serve.bulk.plan import SHARD_ROWS
 from swiftlet_serve.cli import progress
+from swiftlet_serve.cli.options import engine_option, task_option
 from swiftlet_serve.machine.cores import usable_cores
 from swiftlet_serve.settings import Settings
 
@@ -62,11 +62,6 @@ def _delimiter(context: click.Context, parameter: click.Parameter, value: str) -
     return value
 
 
-task_option: Final = click.option(
-    "--task", type=click.Choice(tasks.names()), help="Task to use. An embedding model has several. Default: its own."
-)
-
-
 @click.command()
 @click.argument("input", required=False)
 @click.option("--model", help="Artifact directory or name of a bundled model.")
@@ -77,7 +72,7 @@ task_option: Final = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     help="Directory to write to. Start the command again with the same directory to go on, or to add a worker.",
 )
-@click.option("--engine", default=DEFAULTS["engine"].default, show_default=True, help="Engine to run on.")
+@engine_option
 @click.option(
     "--column",
     "columns",
