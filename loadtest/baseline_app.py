@@ -1,4 +1,4 @@
-"""The application of the baselines that serve artifacts: FastAPI, and a thread for each core.
+"""The application of the baselines that serve artifacts: FastAPI, and as many calls at once as the cores allow.
 
 It tokenizes and decodes as Swiftlet does, and runs each sequence as a batch of its own. The differences that remain are
 the engine, HTTP, queueing and batching.
@@ -24,21 +24,23 @@ from swiftlet_serve.types import Batch
 
 RUNS: Final = Path("runs/bench")
 
-Load = Callable[[Network], Call]
+Load = Callable[[Network, int], Call]
+"""Loads a network for calls of this number of threads."""
 
 
-def create_app(artifacts: Sequence[str], load: Load) -> FastAPI:
-    app, threads = FastAPI(), ThreadPoolExecutor(Settings().cores)
+def create_app(artifacts: Sequence[str], load: Load, threads: int = 1) -> FastAPI:
+    """`threads` are those of a call."""
+    app, calls = FastAPI(), ThreadPoolExecutor(Settings().cores // threads)
     for artifact in artifacts:
-        add_route(app, threads, artifact, load)
+        add_route(app, calls, artifact, load, threads)
     return app
 
 
-def add_route(app: FastAPI, threads: ThreadPoolExecutor, artifact: str, load: Load) -> None:
+def add_route(app: FastAPI, calls: ThreadPoolExecutor, artifact: str, load: Load, threads: int) -> None:
     """Adds the route of an artifact's task."""
     (path,) = locate([artifact])
     model = open_model(path, "onnx_cpu")
-    call = load(artifact_network(model.artifact, RUNS, partial(print, file=sys.stderr)))
+    call = load(artifact_network(model.artifact, RUNS, partial(print, file=sys.stderr)), threads)
     task = model.task
 
     def answer(body: dict[str, Any]) -> Any:
@@ -49,4 +51,4 @@ def add_route(app: FastAPI, threads: ThreadPoolExecutor, artifact: str, load: Lo
 
     @app.post(f"/{model.manifest.task}")
     def handle(body: dict[str, Any] = Body()) -> Any:  # noqa: B008  # FastAPI reads the default
-        return threads.submit(answer, body).result()
+        return calls.submit(answer, body).result()

@@ -1,8 +1,8 @@
-"""A baseline for comparison: FastAPI, OpenVINO, and a thread, a stream and an inference request for each core.
+"""A baseline for comparison: FastAPI, OpenVINO, and a call, a stream and an inference request for each core.
 
-    python -m loadtest.baseline_fastapi_openvino [--processes N] ARTIFACT [ARTIFACT ...]
+    python -m loadtest.baseline_fastapi_openvino [--processes N] [--threads N] ARTIFACT [ARTIFACT ...]
 
-It prints its URL. Several processes divide the cores.
+It prints its URL. Several processes divide the cores. With --threads, a call has several, and there are fewer at once.
 
 Of the forms of OpenVINO that were tried with MobileBERT on a CPU with AMX, this one took the least processor time:
 bf16, and sequences padded to a multiple of 16 tokens. With int8 of NNCF, a request took 1.04 to 1.19 times as long,
@@ -37,11 +37,11 @@ def padded(batch: Batch, max_tokens: int) -> PaddedBatch:
     return padded._replace(input_ids=ids, token_type_ids=types)
 
 
-def load(network: Network) -> Call:
+def load(network: Network, threads: int = 1) -> Call:
     import openvino  # after `swiftlet_serve.engines`, which prevents its telemetry
 
     cores, own = Settings().cores, threading.local()
-    hints = {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": cores, "INFERENCE_NUM_THREADS": cores}
+    hints = {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": cores // threads, "INFERENCE_NUM_THREADS": cores}
     compiled: Any = openvino.compile_model(ENGINES["openvino"].prepare(network), "CPU", hints)
 
     def call(batch: Batch) -> list[Any]:
@@ -56,5 +56,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("artifacts", nargs="+")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
-    serve(lambda: create_app(arguments.artifacts, load), arguments.processes)
+    serve(lambda: create_app(arguments.artifacts, load, arguments.threads), arguments.processes)

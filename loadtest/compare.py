@@ -10,7 +10,8 @@ the median round, and the lowest and highest rate. A measurement begins when the
 a workload with both is also sent by the generator in Python, which measures the short ones apart.
 
 The baselines are `baseline_fastapi_onnx.py`, `baseline_fastapi_openvino.py` if openvino is installed, and for a
-`--checkpoint` that classifies `baseline_transformers_pipeline.py`.
+`--checkpoint` that classifies `baseline_transformers_pipeline.py`. For one caller, the first two are also measured with
+all cores for a call, as Swiftlet answers a lone request.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -60,6 +61,7 @@ class Server:
     name: str
     url: str
     pid: int
+    is_lone: bool = False  # all cores answer one call, so only one caller is measured
 
 
 @dataclass(frozen=True)
@@ -143,14 +145,16 @@ def compare(
     for name, file in files.items():
         path = route_of(file.read_bytes().split(b"\n", 1)[0])
         able = [server for server in servers if server.name != PIPELINE or path == "/classify"]
-        slowest = min(_measure(server, path, file, 8, WARM_UP_S).rate for server in able)
+        several = [server for server in able if not server.is_lone]
+        slowest = min(_measure(server, path, file, 8, WARM_UP_S).rate for server in several)
         for callers in concurrencies:
-            results: dict[str, list[WrkResult]] = {server.name: [] for server in able}
+            turns = able if callers == 1 else several
+            results: dict[str, list[WrkResult]] = {server.name: [] for server in turns}
             duration_s = max(seconds, MIN_REQUESTS_PER_CALLER * callers / max(slowest, 1.0))
             for _ in range(rounds):
-                for server in able:
+                for server in turns:
                     results[server.name].append(_measure(server, path, file, callers, duration_s))
-            for server in able:
+            for server in turns:
                 short = asyncio.run(short_p99(server.url, file, callers, duration_s))
                 wait_until_idle(server.pid)
                 yield Point(name, server.name, callers, tuple(results[server.name]), short)
@@ -274,6 +278,10 @@ def main() -> None:
         for engine, package in left_out.items():
             print(f"{BASELINES[engine][0]} is left out: {package} is not installed.")
         servers += [stack.enter_context(baseline(*BASELINES[engine], *models)) for engine in baselines]
+        if where.cores > 1 and 1 in arguments.concurrency:
+            for name, module in (BASELINES[engine] for engine in baselines):
+                lone = baseline(f"{name}, a call on all cores", module, "--threads", str(where.cores), *models)
+                servers.append(replace(stack.enter_context(lone), is_lone=True))
         if arguments.checkpoint:
             pipeline = baseline(PIPELINE, "loadtest.baseline_transformers_pipeline", arguments.checkpoint)
             servers.append(stack.enter_context(pipeline))
