@@ -88,10 +88,13 @@ def test_lone_sequence_has_the_same_bits_on_several_cores(architecture, length, 
     assert row.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("name", ["no positions", "window without positions"])
-def test_long_sequence_has_the_same_bits_on_several_cores_and_in_a_batch(name):
+@pytest.mark.parametrize(
+    ("name", "precision"), [("no positions", "int8"), ("window without positions", "int8"), ("no positions", "bf16")]
+)
+def test_long_sequence_has_the_same_bits_on_several_cores_and_in_a_batch(name, precision):
     """Its keys come in several blocks, and its rows in larger ones. It leaves no large memory behind."""
-    network, long = Native(best(), variant(name, 5000)), encoding(2600, range(0, 2600, 50), 1)
+    network = Native(best(), variant(name, 5000), precision=precision)
+    long = encoding(2600, range(0, 2600, 50), 1)
     best().share_cores(1)
     (expected,) = network.run(Batch.of([long]))
     together = network.run(Batch.of([encoding(7, [0], 2), long]))

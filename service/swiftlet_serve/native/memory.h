@@ -100,7 +100,7 @@ struct Workspace {
     QuantisedRows quantised(int k) {
         return {quantised_rows.reserve(static_cast<std::size_t>(most_rows) * k), scale.reserve(most_rows), offset.reserve(most_rows)};
     }
-    FloatRows floats(int k) { return {float_rows.reserve(static_cast<std::size_t>(block_rows) * activation_lanes(k) + lanes)}; }
+    FloatRows floats(int k) { return {float_rows.reserve(static_cast<std::size_t>(most_rows) * activation_lanes(k) + lanes)}; }
 };
 thread_local Workspace workspace;
 
