@@ -129,6 +129,15 @@ async def test_equal_sequences_at_a_time_are_computed_and_counted_once_in_memory
     assert engine.computed == []
 
 
+async def test_row_of_a_cancelled_request_is_cancelled_before_it_is_awaited():
+    row = asyncio.get_running_loop().create_future()
+    (kept,) = KeptRows(lambda *_: [row]).submit([encoding()], 1.0, "interactive", None)
+    asyncio.ensure_future(kept).cancel()
+    await asyncio.sleep(0)
+
+    assert row.cancelled()
+
+
 def test_labels_are_kept_and_texts_are_not(tmp_path):
     paths = tuple(str(make_artifact(tmp_path, "embed", name).path) for name in ("first", "second"))
     question = {"type": "choice", "instructions": "🎬?", "choices": [{"value": "서울"}, {"value": "b"}]}

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from swiftlet_models.artifact import CARD, GOLDEN, MANIFEST, open_artifact
-from swiftlet_serve.errors import NotFound, SetupError
+from swiftlet_serve.errors import NotFound, SetupError, Unavailable
 from swiftlet_serve.repository import manager as manager_module
 from swiftlet_serve.repository.manager import LoadFailed
 from swiftlet_serve.repository.version import Version
@@ -403,6 +403,41 @@ async def test_least_recently_used_models_leave_the_memory_and_return_on_request
         states = {one.model: one.state for one in server.manager.state().versions}
         assert states == {"flowers": "unloaded", "trees": "ready", "weeds": "ready"}
         assert server.manager.state().bytes <= limit
+
+
+@pytest.mark.parametrize("names", [("flowers", "trees"), ("trees", "flowers")])
+@pytest.mark.parametrize("partial", [False, True])
+async def test_batch_for_models_that_are_not_in_memory_together_is_refused(root, names, partial):
+    make_version(root, "trees", 1)
+    requests = [{"task": "classify", "inputs": "abc", "model": name} for name in names]
+    async with served(root, max_bytes=int(1.5 * size_of(root / "flowers" / "1"))) as server:
+        response = await server.client.post("/batch", json={"requests": requests, "partial": partial})
+        assert (response.status_code, response.json()["code"]) == (503, "model_loading")
+        assert "a batch for each" in response.json()["detail"]
+        response = await server.client.post("/batch", json={"requests": requests[:1] * 2})
+        assert response.status_code == 200
+
+
+async def test_batch_waits_for_a_model_and_answers(root):
+    for name in ("trees", "weeds"):
+        make_version(root, name, 1)
+    requests = [{"task": "classify", "inputs": "abc", "model": name} for name in ("trees", "weeds")]
+    async with served(root, max_bytes=int(2.5 * size_of(root / "flowers" / "1"))) as server:
+        response = await server.client.post("/batch", json={"requests": requests})
+        assert response.status_code == 200
+        assert list(server.runtime.dispatcher.models) == ["trees@1", "weeds@1"]
+
+
+async def test_request_whose_version_has_just_left_is_refused(root):
+    async with served(root) as server:
+        pipeline = server.runtime.catalog.pipeline("classify", "flowers")
+        make_version(root, "flowers", 2)
+        want(root, flowers={"version": 2})
+        await server.manager.look()
+        assert list(server.runtime.dispatcher.models) == ["flowers@2"]
+        request = pipeline.model.task.Request.model_validate({"inputs": "abc"})
+        with pytest.raises(Unavailable, match="just been replaced"):
+            await pipeline.answer(request, time.monotonic() + PATIENCE_S)
 
 
 async def test_pinned_models_stay(root):

@@ -112,9 +112,11 @@ def test_scrape_is_compressed_if_the_scraper_can_read_it(artifact_dir):
     with TestClient(create_app(make_runtime(artifact_dir))) as client:
         plain = client.get("/metrics", headers={"accept-encoding": "identity"})
         packed = client.get("/metrics", headers={"accept-encoding": "gzip"})
+        refused = client.get("/metrics", headers={"accept-encoding": "gzip;q=0, identity"})
 
     assert "content-encoding" not in plain.headers
     assert packed.headers["content-encoding"] == "gzip"
+    assert "content-encoding" not in refused.headers
     assert int(packed.headers["content-length"]) < len(plain.content) / 8
     assert {name for name, _ in parse(packed.text)} >= {name for name, _ in parse(plain.text)}
 

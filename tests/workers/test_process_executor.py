@@ -196,6 +196,32 @@ async def test_broken_engine_is_replaced_then_rejected_until_a_probe_succeeds(di
         assert pid(executor) != first
 
 
+async def test_breaker_closes_for_a_good_model_after_the_broken_one_was_removed(directory, monkeypatch):
+    monkeypatch.setattr(process_executor, "PROBE_INTERVAL_S", 0.01)
+
+    async with opened(start(directory, 1)) as executor:
+        (directory / "broken").touch()
+        for _ in range(FAILURE_THRESHOLD):
+            await ask(executor, 1)
+        await until(lambda: executor._breaker.open)
+        await executor.remove_model(MODEL)
+        await executor.supervisor.wait_until_serving()
+        (directory / "broken").unlink()
+        await executor.add_model(MODEL, directory / MODEL)
+        await until(lambda: executor.ready)
+        assert await ask(executor, 1) == rows(1)
+
+
+async def test_native_engine_uses_the_cores_of_the_service_and_no_more():
+    executor = ProcessExecutor("native", [[BUNDLED / "albert-qa"]], 1, spare=False)
+    await asyncio.to_thread(executor.load)
+    async with opened(executor):
+        (name,) = executor._models
+        result = await executor.run(name, [encoding(300)], PATIENCE_S)
+
+    assert result.helped_s == 0.0
+
+
 async def test_engine_is_not_replaced_if_only_one_clients_inputs_fail(directory):
     async with opened(start(directory, 1)) as executor:
         first = pid(executor)

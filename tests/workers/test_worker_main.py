@@ -32,7 +32,7 @@ class Worker:
         self.connection.settimeout(PATIENCE_S)
         models = {"0": [str(directory / MODEL)]}
         descriptors = control.fileno(), connection.fileno()
-        config = WorkerConfig(control.fileno(), [connection.fileno()], "faulty", models, "info", "text")
+        config = WorkerConfig(control.fileno(), [connection.fileno()], "faulty", 1, models, "info", "text")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.worker_main"],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},

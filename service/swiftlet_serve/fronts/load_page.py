@@ -60,9 +60,12 @@ def create() -> tuple[int, int]:
     """
     if sys.platform != "linux":
         raise SetupError("fronts above 1 need Linux, which spreads connections over processes.")
-    writer = os.memfd_create("swiftlet-load")
-    os.ftruncate(writer, mmap.PAGESIZE)
-    return writer, os.open(f"/proc/self/fd/{writer}", os.O_RDONLY)
+    try:
+        writer = os.memfd_create("swiftlet-load")
+        os.ftruncate(writer, mmap.PAGESIZE)
+        return writer, os.open(f"/proc/self/fd/{writer}", os.O_RDONLY)
+    except OSError as error:
+        raise SetupError(f"fronts above 1 need shared memory and /proc: {error.strerror}.") from None
 
 
 class LoadWriter:

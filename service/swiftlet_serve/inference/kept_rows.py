@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import Final
 
@@ -50,21 +51,24 @@ class KeptRows:
             if digest is None:
                 rows.append(next(submitted))
             elif row is None:
-                rows.append(self._compute(digest, next(submitted)))
+                computed = asyncio.ensure_future(next(submitted))
+                computed.add_done_callback(partial(self._keep, digest))
+                rows.append(computed)
             else:
                 self._rows.move_to_end(digest)
                 rows.append(_done(row))
         return rows
 
-    async def _compute(self, digest: bytes, row: Awaitable[Row]) -> Row:
-        computed = await row
+    def _keep(self, digest: bytes, computed: asyncio.Future[Row]) -> None:
+        if computed.cancelled() or computed.exception() is not None:
+            return
+        row = computed.result()
         if digest not in self._rows:  # nor computed for another request meanwhile
-            self._rows[digest] = computed.copy()  # it may be a part of its batch's memory
-            self._bytes += ENTRY_BYTES + computed.nbytes
+            self._rows[digest] = row.copy()  # it may be a part of its batch's memory
+            self._bytes += ENTRY_BYTES + row.nbytes
         while self._bytes > self._max_bytes:
             _, oldest = self._rows.popitem(last=False)
             self._bytes -= ENTRY_BYTES + oldest.nbytes
-        return computed
 
 
 def _digest(encoding: Encoding) -> bytes:

@@ -13,6 +13,7 @@ from swiftlet_models import sources
 from swiftlet_models.artifact import TOKENIZER, Artifact, ArtifactError, Manifest, find_artifacts
 from swiftlet_models.errors import ModelError
 from swiftlet_models.parameters import token_types
+from swiftlet_models.tensors import HeadWeights
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_models.weights import read_head
 from swiftlet_serve import tasks
@@ -35,6 +36,7 @@ class OpenModel:
     tokenizer: Tokenizer
     task: Task[Any, Any]
     task_name: str
+    head: HeadWeights | None  # the parameters behind the network; read when the model is opened, as the card
     engine_name: str
     card: dict[str, Any]  # for clients; read when the model is opened, since its directory may go
     certificate: dict[str, Any] | None
@@ -67,7 +69,7 @@ class OpenModel:
             known = " or ".join(self.task_names)
             raise SetupError(f"The model {self.manifest.name} is for the task {known}, not {name}.")
         try:
-            task = tasks.create(name, self.tokenizer, self.manifest, read_head(self.artifact))
+            task = tasks.create(name, self.tokenizer, self.manifest, self.head)
         except (ModelError, ValueError) as error:
             raise SetupError(f"The model {self.manifest.name} cannot serve the task {name}: {error}") from None
         return replace(self, task=task, task_name=name)
@@ -147,7 +149,8 @@ def open_model(
     try:
         if (tokenizer := known.get(digest)) is None:
             known[digest] = tokenizer = Tokenizer.load(artifact.file(TOKENIZER), manifest.reading)
-        task = tasks.create(manifest.task, tokenizer, manifest, read_head(artifact))
+        head = read_head(artifact)
+        task = tasks.create(manifest.task, tokenizer, manifest, head)
     except (ModelError, ValueError) as error:
         raise ArtifactError(f"{name}: {error}") from error
     if tokenizer.vocab_size > manifest.vocab_size:
@@ -158,7 +161,7 @@ def open_model(
     if types and tokenizer.token_types > types:
         raise ArtifactError(f"{name}: the tokenizer has more token types than the network.")
     card, certificate = artifact.public_card(), artifact.certificate()
-    return OpenModel(artifact, tokenizer, task, manifest.task, engine_name, card, certificate)
+    return OpenModel(artifact, tokenizer, task, manifest.task, head, engine_name, card, certificate)
 
 
 def locate_one(word: str, cache: str = "") -> Path:

@@ -135,7 +135,7 @@ class LocalRuntime(Runtime):
 
     async def remove_version(self, pipeline: Pipeline) -> None:
         """Releases a version that is no longer in the catalog, once its requests have ended."""
-        await pipeline.wait_until_idle()
+        await pipeline.close()
         await self.dispatcher.remove_model(pipeline.key)
         await self._executor.remove_model(pipeline.key)
         self.stats.remove_version(pipeline.model.manifest.name, pipeline.version or 0)

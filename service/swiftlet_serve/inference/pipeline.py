@@ -88,6 +88,7 @@ class _VersionState:
     on_answer: Callable[[BaseModel, Any, RequestRecord], None] | None = None
     last_used: float = 0.0
     in_progress: int = 0
+    closed: bool = False
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -186,6 +187,9 @@ class Pipeline:
             SwiftletError: the task or the engine failed.
         """
         lengths: list[int] = []  # of the sequences, once they are encoded
+        if self._state.closed:  # after the request has chosen it
+            detail = "The version of the model has just been replaced or removed. Send the request again."
+            raise Unavailable("model_loading", detail, retry_after=1.0)
         self._begin()
         try:
             with self._timer.limit(deadline):
@@ -226,6 +230,11 @@ class Pipeline:
     async def wait_until_idle(self) -> None:
         """Waits until no request of the version is in progress."""
         await self._state.idle.wait()
+
+    async def close(self) -> None:
+        """Waits until no request of the version is in progress. Later ones are refused."""
+        await self.wait_until_idle()
+        self._state.closed = True
 
     def _begin(self) -> None:
         self._state.in_progress += 1

@@ -31,7 +31,15 @@ from swiftlet_serve.tasks._entities_requests import (
     changed,
     too_many_windows,
 )
-from swiftlet_serve.tasks._requests import empty_input, input_too_long, is_blank, listed, pointers, too_many_tokens
+from swiftlet_serve.tasks._requests import (
+    MAX_HIDDEN_NUMBERS,
+    empty_input,
+    input_too_long,
+    is_blank,
+    listed,
+    pointers,
+    too_many_tokens,
+)
 from swiftlet_serve.tasks._spans import Spans, joined, of_spans, of_words, select
 from swiftlet_serve.types import Row
 
@@ -50,6 +58,7 @@ class LabelledEntities(EntitiesTask):
         self.tokenizer, self.labelling, self.max_tokens = tokenizer, labelling, manifest.max_tokens
         self.scorer = None if head is None else Scorer(labelling, head, manifest.width)
         self._reader = Reader(tokenizer, labelling, manifest.max_tokens)
+        self.max_positions = MAX_HIDDEN_NUMBERS // manifest.width
         self._find = of_spans if labelling.scores == "spans" else of_words
 
     def encode(self, request: EntitiesRequest) -> list[LabelledText]:

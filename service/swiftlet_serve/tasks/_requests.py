@@ -14,6 +14,7 @@ from swiftlet_serve.errors import FieldError, SwiftletError, Unprocessable
 from swiftlet_serve.types.body_model import BodyModel
 
 LEAST_ITEM_BYTES: Final = 24  # of a label, token or answer with its score, in a response
+MAX_HIDDEN_NUMBERS: Final = 1 << 25  # of hidden states for a request: half of what a message to a front may hold
 MAX_INPUTS: Final = 2048  # texts or questions in one request, as OpenAI allows: separate limits apply to the work
 TRUNCATION: Final = "set truncation to true"
 """The remedy for a text that is too long, in errors. Other protocols name other fields."""

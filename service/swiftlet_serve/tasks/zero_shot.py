@@ -28,7 +28,7 @@ from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import invalid_value
 from swiftlet_serve.tasks import _windows
-from swiftlet_serve.tasks._requests import pointers
+from swiftlet_serve.tasks._requests import MAX_HIDDEN_NUMBERS, pointers
 from swiftlet_serve.tasks._vector_forms import Forms, normalized
 from swiftlet_serve.tasks._zero_shot_requests import (
     DEFAULT_TEMPLATE,
@@ -182,6 +182,7 @@ class LabelledZeroShot(ZeroShotTask):
         super().__init__(tokenizer, manifest)
         self.scorer = None if head is None else Scorer(labelling, head, manifest.width)
         self._reader = Reader(tokenizer, labelling, manifest.max_tokens)
+        self.max_positions = MAX_HIDDEN_NUMBERS // manifest.width
 
     def encode(self, request: ZeroShotRequest) -> list[LabelledText]:
         """Encodes each text with all labels as one sequence.

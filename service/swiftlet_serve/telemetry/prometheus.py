@@ -88,7 +88,7 @@ def _format(snapshot: Snapshot, accept: str, accept_encoding: str) -> Scrape:
     ProcessCollector(pid=lambda: "self" if pid is None else str(pid), registry=registry)
     generate = openmetrics.generate_latest if media_type == OPENMETRICS else generate_latest
     body = generate(registry)
-    if "gzip" in accept_encoding.lower():
+    if any(name == "gzip" and quality > 0 for name, quality in qualities(accept_encoding)):
         return Scrape(gzip.compress(body, GZIP_LEVEL), FORMATS[media_type], "gzip")
     return Scrape(body, FORMATS[media_type], None)
 
@@ -96,12 +96,19 @@ def _format(snapshot: Snapshot, accept: str, accept_encoding: str) -> Scrape:
 def preferred(accept: str) -> str:
     """Returns the media type of `FORMATS` that a header Accept ranks highest; plain text if it has none of them."""
     best, best_quality = TEXT, 0.0
-    for item in accept.split(","):
-        media_type, *parameters = [part.strip().lower() for part in item.split(";")]
-        quality = next((part[2:] for part in parameters if part.startswith("q=")), "1")
-        if media_type in FORMATS and QUALITY.fullmatch(quality) and float(quality) > best_quality:
-            best, best_quality = media_type, float(quality)
+    for media_type, quality in qualities(accept):
+        if media_type in FORMATS and quality > best_quality:
+            best, best_quality = media_type, quality
     return best
+
+
+def qualities(header: str) -> Iterator[tuple[str, float]]:
+    """Yields the values that a header Accept or Accept-Encoding lists, with their qualities. Leaves out wrong ones."""
+    for item in header.split(","):
+        value, *parameters = [part.strip().lower() for part in item.split(";")]
+        quality = next((part[2:] for part in parameters if part.startswith("q=")), "1")
+        if QUALITY.fullmatch(quality):
+            yield value, float(quality)
 
 
 class SnapshotCollector(Collector):

@@ -161,10 +161,10 @@ class ProcessExecutor:
     async def _probe(self, model: str, timeout_s: float) -> None:
         """Runs a golden input until an engine answers it. Replaces the process when the circuit breaker says so."""
         good = False
-        while not good and self._models:
-            report = self._models.get(model) or next(iter(self._models.values()))  # the model may be removed
-            golden_input = Encoding(*(np.array(numbers, np.int64) for numbers in report.probe))
-            if (process := self.supervisor.serving) is not None:
+        while not good:
+            report = self._models.get(model) or next(iter(self._models.values()), None)  # the model may be removed
+            if report is not None and (process := self.supervisor.serving) is not None:
+                golden_input = Encoding(*(np.array(numbers, np.int64) for numbers in report.probe))
                 with suppress(WorkerLost):
                     result = await process.calls.run(report.index, [golden_input], timeout_s)
                     good = not isinstance(result.outcomes[0], Internal)

@@ -48,6 +48,7 @@ class WorkerConfig:
     control_fd: int  # a `Reporter` sends here; end of file means that the parent is gone
     connection_fds: Sequence[int]  # calls arrive and results leave here, one at a time on each
     engine: str
+    cores: int  # that all calls may use together
     models: Mapping[str, Sequence[str]]  # directories of artifacts that share a trunk, by index (in JSON, a text)
     log_level: str
     log_format: str
@@ -172,7 +173,7 @@ def main() -> None:
     logs = QueuedLogHandler(config.log_level.upper(), kind=config.log_format)  # a full pipe must not stop the calls
     control = socket.socket(fileno=config.control_fd)
     key = Path(config.signer_key) if config.signer_key else None
-    models = Models(control, config.engine, min(len(config.connection_fds), physical_cores()), key)
+    models = Models(control, config.engine, min(config.cores, physical_cores()), key)
     try:
         for index, paths in config.models.items():
             models.load(int(index), paths, config.weights.get(index, ()))
@@ -221,8 +222,11 @@ def _serve(connection: socket.socket, models: Models, logs: QueuedLogHandler) ->
 
 def _receive(connection: socket.socket, size: int) -> bytearray:
     message = bytearray(size)
-    if connection.recv_into(message, size, socket.MSG_WAITALL) < size:
-        raise EOFError
+    left = memoryview(message)
+    while left:
+        if not (received := connection.recv_into(left, len(left), socket.MSG_WAITALL)):
+            raise EOFError
+        left = left[received:]  # a process that is stopped and continued receives a part
     return message
 
 

@@ -80,7 +80,9 @@ class WorkerProcess(ChildProcess):
         directories = {str(index): [*map(str, paths)] for index, paths in models.items()}
         key = None if signer_key is None else str(signer_key)
         offered = {str(index): paths for index, paths in (weights or {}).items()}
-        config = WorkerConfig(control_fd, connection_fds, engine, directories, log_level, log_format, key, offered)
+        config = WorkerConfig(
+            control_fd, connection_fds, engine, size, directories, log_level, log_format, key, offered
+        )
         if self.avoids_tiles:
             environment = {**environment, EARLIER_WRONG_SUMS: str(earlier_kernel_faults)}
         try:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from swiftlet_serve import tasks
-from swiftlet_serve.errors import SwiftletError, Unprocessable, invalid_value
+from swiftlet_serve.errors import SwiftletError, Unavailable, Unprocessable, invalid_value
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.model_endpoint import (
     MARGIN,
@@ -84,7 +84,7 @@ class BatchEndpoint(Endpoint):
         record.body_bytes, record.task = len(request.body), "batch"
         self._reserve(request, started)
         body = bodies.parse(BatchRequest, request.body)
-        members = [await self._member(request, number, body) for number in range(len(body.requests))]
+        members = await self._members(request, body)
         record.add_stage("parse", started, time.monotonic())
         if (limiter := self._runtime.rate_limiter) is not None:
             limiter.check_tokens(record.account, now := time.monotonic())
@@ -113,22 +113,41 @@ class BatchEndpoint(Endpoint):
             await self._sign(request, answered, plain, response)
         return response
 
-    async def _member(self, request: Request, number: int, body: BatchRequest) -> Member | SwiftletError:
+    async def _members(self, request: Request, body: BatchRequest) -> list[Member | SwiftletError]:
+        """Returns the requests. Waits once for each model that is not in memory.
+
+        Raises:
+            SwiftletError: a request is invalid, a model is not there in time, or not all models fit into the memory.
+        """
+        numbers, waited = range(len(body.requests)), set[tuple[str, int]]()
+        while True:
+            try:  # all at once: a model may leave the memory while the batch waits for another one
+                return [self._member(request, number, body) for number in numbers]
+            except ModelLoading as missing:
+                if (missing.name, missing.version) in waited:
+                    detail = (
+                        "The models of the batch are not in memory at the same time. Send a batch for each."
+                    )
+                    raise Unavailable("model_loading", detail, retry_after=1.0) from None
+                waited.add((missing.name, missing.version))
+                await self._wait_for_model(missing, request)
+
+    def _member(self, request: Request, number: int, body: BatchRequest) -> Member | SwiftletError:
         """Returns one of the requests, or its error if the batch is partial.
 
         Raises:
+            ModelLoading: its model is not in memory.
             SwiftletError: it is invalid.
         """
-        while True:
-            try:
-                return self._parse(request, dict(body.requests[number]))
-            except ModelLoading as missing:
-                await self._wait_for_model(missing, request)
-            except SwiftletError as error:
-                own = _located(error, number)
-                if not body.partial:
-                    raise own from None
-                return own
+        try:
+            return self._parse(request, dict(body.requests[number]))
+        except ModelLoading:
+            raise
+        except SwiftletError as error:
+            own = _located(error, number)
+            if not body.partial:
+                raise own from None
+            return own
 
     def _parse(self, request: Request, fields: dict[str, Any]) -> Member:
         name = fields.pop("task", None)
