@@ -85,15 +85,17 @@ def _best_offsets(log_odds: Probabilities, right: Probabilities, temperatures: P
     share = right.mean()
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        mean = probabilities.sigmoid((log_odds + middle[:, None]) / temperatures[:, None]).mean(1)
+        with np.errstate(over="ignore"):  # a probability of 0
+            mean = (1 / (1 + np.exp((log_odds + middle[:, None]) / -temperatures[:, None]))).mean(1)
         low, high = np.where(mean > share, low, middle), np.where(mean > share, middle, high)
     return np.asarray((low + high) / 2)
 
 
 def _losses(row: Sequence[float], label: int) -> Probabilities:
     """Returns the negative log-likelihood of a label at each temperature."""
-    scaled = np.asarray(row, np.float64)[:, None] / TEMPERATURES
-    return np.asarray(np.logaddexp.reduce(scaled, axis=0) - scaled[label])
+    logits = np.asarray(row, np.float64)
+    below = (logits - logits.max())[:, None] / TEMPERATURES
+    return np.asarray(np.log(np.exp(below).sum(0)) - below[label])
 
 
 class Bin(NamedTuple):
