@@ -37,6 +37,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     At the end of a run, no process is then alone with a long file.
     """
     marks = {path: needs(module_name(path) or "") for path in {item.path for item in items}}
+    if "torch" in sys.modules and not any("torch" in found for found in marks.values()):
+        raise pytest.UsageError("A test imports torch and has no mark for it: see NEEDS in tests/support/selection.py.")
     for item in items:
         for mark in marks[item.path]:
             item.add_marker(mark)

@@ -19,6 +19,7 @@ SERVER = "service/swiftlet_serve"
         ("scheduling.test_batch_planner", set()),
         ("http.connections.test_request_parser", set()),
         ("models.test_architectures", {"torch"}),
+        ("tasks.test_vectors", {"torch"}),  # by sentence-transformers
         ("workers.test_process_executor", {"process"}),
         ("http.playground.test_playground", {"process", "browser"}),
         ("deploy.test_alerts", {"process", "network"}),

@@ -17,6 +17,7 @@ DIGITS: Final = 6  # of a bin
 LARGEST: Final = 37.0  # log-odds of a probability that rounds to 1
 ANSWER_STRIDE: Final = 4  # every fourth temperature is tried with the best offset for it
 HALVINGS: Final = 40  # of the interval of the offset
+AT_ONCE: Final = 1 << 13  # probabilities, which fit into a cache
 
 Probabilities = NDArray[np.float64]
 
@@ -67,26 +68,34 @@ def fit_answers(log_odds: Sequence[float], correct: Sequence[bool]) -> tuple[flo
         ValueError: there are no cases, or the lists differ in length.
     """
     odds, right = _as_arrays("log-odds", log_odds, correct)
-    candidates = [(float(t), _best_offset(odds, right, t)) for t in TEMPERATURES[::ANSWER_STRIDE]]
+    temperatures = TEMPERATURES[::ANSWER_STRIDE]
+    blocks = np.array_split(temperatures, -(-len(temperatures) * len(odds) // AT_ONCE))
+    offsets = np.concatenate([_best_offsets(odds, right, block) for block in blocks])
     signs = 1 - 2 * right
-    losses = [np.logaddexp(0, signs * (odds + offset) / t).sum() for t, offset in candidates]
-    return candidates[int(np.argmin(losses))]
+    losses = [
+        np.logaddexp(0, signs * (odds + offset) / t).sum() for t, offset in zip(temperatures, offsets, strict=True)
+    ]
+    best = int(np.argmin(losses))
+    return float(temperatures[best]), float(offsets[best])
 
 
-def _best_offset(log_odds: Probabilities, right: Probabilities, temperature: float) -> float:
-    """Returns the best offset for a temperature: with it, the mean probability is the share of right answers."""
-    low, high = -log_odds.max() - LARGEST * temperature, LARGEST * temperature - log_odds.min()
+def _best_offsets(log_odds: Probabilities, right: Probabilities, temperatures: Probabilities) -> Probabilities:
+    """Returns the best offset for each temperature: with it, the mean probability is the share of right answers."""
+    low, high = -log_odds.max() - LARGEST * temperatures, LARGEST * temperatures - log_odds.min()
+    share = right.mean()
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        mean = probabilities.sigmoid((log_odds + middle) / temperature).mean()
-        low, high = (low, middle) if mean > right.mean() else (middle, high)
-    return float(low + high) / 2
+        with np.errstate(over="ignore"):  # a probability of 0
+            mean = (1 / (1 + np.exp((log_odds + middle[:, None]) / -temperatures[:, None]))).mean(1)
+        low, high = np.where(mean > share, low, middle), np.where(mean > share, middle, high)
+    return np.asarray((low + high) / 2)
 
 
 def _losses(row: Sequence[float], label: int) -> Probabilities:
     """Returns the negative log-likelihood of a label at each temperature."""
-    scaled = np.asarray(row, np.float64)[:, None] / TEMPERATURES
-    return np.asarray(np.logaddexp.reduce(scaled, axis=0) - scaled[label])
+    logits = np.asarray(row, np.float64)
+    below = (logits - logits.max())[:, None] / TEMPERATURES
+    return np.asarray(np.log(np.exp(below).sum(0)) - below[label])
 
 
 class Bin(NamedTuple):

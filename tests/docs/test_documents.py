@@ -21,6 +21,7 @@ from swiftlet_serve.inference.loading import BUNDLED
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from tests.docs.test_reference import flat
+from tests.support.app_client import AppClient
 from tests.support.markdown import Example, anchors, code, examples, first_column, links, table, text_of
 from tests.support.paths import ROOT
 
@@ -58,7 +59,7 @@ code_page = pytest.mark.parametrize("path", CODE_PAGES, ids=lambda path: str(pat
 
 @pytest.fixture(scope="module")
 def client() -> TestClient:
-    with TestClient(create_app(LocalRuntime.load(Settings()))) as client:
+    with AppClient(create_app(LocalRuntime.load(Settings()))) as client:
         yield client
 
 

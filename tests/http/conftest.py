@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 from swiftlet_serve.http.app import create_app
 from swiftlet_serve.inference.local_runtime import LocalRuntime
+from tests.support.app_client import AppClient
 from tests.support.apps import make_runtime
 
 
@@ -23,7 +24,7 @@ def runtime(artifact_dir: Path) -> LocalRuntime:
 @pytest.fixture(scope="module")
 def client(runtime: LocalRuntime) -> Iterator[TestClient]:
     """A client of the application over `runtime`."""
-    with TestClient(create_app(runtime), raise_server_exceptions=False) as client:
+    with AppClient(create_app(runtime), raise_server_exceptions=False) as client:
         yield client
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import httpx2
 import pytest
 from starlette.responses import Response
-from starlette.testclient import TestClient
 
 from swiftlet_models.artifact import seal
 from swiftlet_serve.engines.echo import Echo
@@ -20,6 +19,7 @@ from swiftlet_serve.http.endpoints.pages import paced
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.types import Batch
+from tests.support.app_client import AppClient
 from tests.support.apps import SECRET, TASKS, assert_problem, make_runtime
 from tests.support.artifacts import certify, make_artifact
 from tests.support.dialects import dialect_routes
@@ -45,7 +45,7 @@ def test_app_lists_no_paths_of_the_machine_that_made_a_model(tmp_path):
     seal(artifact.path, artifact.manifest, {"summary": "Imported from /home/me/secret/model."})
     certificate = certify(artifact.path)
     runtime = LocalRuntime.load(Settings(models=(str(artifact.path),), engine="echo", cores=2))
-    with TestClient(create_app(runtime)) as client:
+    with AppClient(create_app(runtime)) as client:
         listed = client.get("/models")
 
     assert listed.json()[0]["card"] == {"summary": "Imported from model."}
@@ -99,7 +99,7 @@ def test_app_hides_the_message_of_an_unexpected_error(artifact_dir, monkeypatch,
         raise RuntimeError(f"cannot read {request.inputs}")
 
     monkeypatch.setattr(runtime.tasks["classify"].model.task, "encode", fail)
-    with TestClient(create_app(runtime), raise_server_exceptions=False) as client:
+    with AppClient(create_app(runtime), raise_server_exceptions=False) as client:
         response = client.post("/classify", json={"inputs": SECRET}, headers={"x-request-id": "r1"})
 
     assert_problem(response, 500, "internal")
@@ -109,7 +109,7 @@ def test_app_hides_the_message_of_an_unexpected_error(artifact_dir, monkeypatch,
 
 def test_readiness_fails_without_an_engine(artifact_dir):
     runtime = make_runtime(artifact_dir)
-    with TestClient(create_app(runtime)) as client:
+    with AppClient(create_app(runtime)) as client:
         assert client.get("/health/ready").status_code == 200
         runtime._executor = ManualExecutor(1)
         runtime._executor.ready = False
@@ -121,7 +121,7 @@ def test_readiness_fails_without_an_engine(artifact_dir):
 
 def test_app_is_live_but_not_ready_while_draining(artifact_dir):
     runtime = make_runtime(artifact_dir)
-    with TestClient(create_app(runtime)) as client:
+    with AppClient(create_app(runtime)) as client:
         assert client.get("/health/ready").json() == {"ready": True}
         runtime.admission.close()
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from starlette.testclient import TestClient
 
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.engines.echo import Echo
@@ -24,6 +23,7 @@ from swiftlet_serve.tasks import fill_mask
 from swiftlet_serve.tasks._requests import MAX_INPUTS
 from swiftlet_serve.types import Batch
 from tests.goldens import cases
+from tests.support.app_client import AppClient
 from tests.support.apps import make_runtime
 from tests.support.fakes import PATIENCE_S
 from tests.support.hostile import CANARY, MAX_ANSWER_BYTES, TASKS, Attack, attacks, canary, complaint
@@ -41,7 +41,7 @@ VALID: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def client(artifact_dir):
-    with TestClient(create_app(make_runtime(artifact_dir, MAX_BODY_BYTES)), raise_server_exceptions=False) as client:
+    with AppClient(create_app(make_runtime(artifact_dir, MAX_BODY_BYTES)), raise_server_exceptions=False) as client:
         yield client
 
 

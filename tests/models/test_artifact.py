@@ -574,7 +574,7 @@ def mutated(content: bytes, position: int, value: int, truncate: bool) -> bytes:
     return content[:position] if truncate else content[:position] + bytes([value]) + content[position + 1 :]
 
 
-MUTATIONS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MUTATIONS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @MUTATIONS

@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swiftlet_models import metrics
@@ -258,7 +258,6 @@ def split(cases: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
     return [predicted for predicted, _ in cases], [actual for _, actual in cases]
 
 
-@settings(max_examples=50)
 @given(pairs)
 def test_matthews_equals_pearson_correlation(cases):
     predicted, actual = split(cases)
@@ -268,7 +267,6 @@ def test_matthews_equals_pearson_correlation(cases):
         assert matthews(predicted, actual).value == 0
 
 
-@settings(max_examples=50)
 @given(pairs)
 def test_label_scores_have_bounds_and_symmetries(cases):
     predicted, actual = split(cases)
@@ -282,7 +280,6 @@ def test_label_scores_have_bounds_and_symmetries(cases):
         assert matthews(other, turned).value == pytest.approx(matthews(predicted, actual).value)
 
 
-@settings(max_examples=30)
 @given(pairs, st.randoms(use_true_random=False))
 def test_label_scores_ignore_order(cases, chance):
     shuffled = chance.sample(cases, len(cases))

@@ -232,7 +232,6 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Tokeniz
 @pytest.mark.parametrize("name", first(READERS, "bpe", "vocab"))
 @given(text=TEXTS, other=st.lists(PARTS, max_size=30).map("".join))
 @example(text=" " * 2000 + "Clara is a baker.", other="\u200b" * 99 + "Who?")
-@settings(deadline=None, max_examples=60)
 def test_cut_texts_have_the_tokens_that_transformers_keeps(
     readers: dict[str, tuple[Tokenizer, Any]], name: str, text: str, other: str
 ) -> None:
@@ -262,7 +261,6 @@ def test_cut_texts_have_the_tokens_that_transformers_keeps(
 
 @pytest.mark.parametrize("name", first(READERS, "bpe-space", "spiece"))
 @given(text=TEXTS, count=st.integers(0, 20))
-@settings(deadline=None, max_examples=60)
 def test_first_tokens_equal_those_of_the_whole_text(
     readers: dict[str, tuple[Tokenizer, Any]], name: str, text: str, count: int
 ) -> None:
@@ -347,7 +345,6 @@ def test_windows_equal_library_offsets_and_word_spans(tokenizer: Tokenizer, text
 
 
 @given(text=st.text(alphabet=st.characters(codec="utf-8")))
-@settings(deadline=None, max_examples=300)
 def test_offsets_stay_within_text_and_ascend(tokenizer: Tokenizer, text: str) -> None:
     (tokenized,) = tokenizer.tokenize([text])
     assert ((tokenized.offsets >= 0) & (tokenized.offsets <= len(text))).all()

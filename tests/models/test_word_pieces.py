@@ -17,6 +17,7 @@ from swiftlet_models import word_pieces
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_models.word_pieces import BLOCK, WordPieces
 from tests.goldens import cases
+from tests.support.tiers import first
 
 VOCAB = (cases.HERE / "vocab.txt").read_text("utf-8").splitlines()
 LETTERS = [
@@ -81,6 +82,8 @@ CASES = {
     "no prefix": document(LETTERS, {"continuing_subword_prefix": ""}),
     "unused prefix": document(LETTERS, {"continuing_subword_prefix": "@@"}),
 }
+NORMALIZERS = ("uncased", "cased", "accents", "cased without accents", "control characters", "no ideographs")
+"""The cases that differ in what happens to a character. The others have another vocabulary."""
 UNITS = st.one_of(
     st.sampled_from([*VOCAB, *LETTERS]),
     st.text(max_size=8),
@@ -121,6 +124,7 @@ def test_word_pieces_equal_those_of_the_library(both: tuple[WordPieces, tokenize
     assert found is None or rows(pieces, text) == encoded(tokenizer, text)
 
 
+@pytest.mark.parametrize("both", first(CASES, *NORMALIZERS), indirect=True)
 def test_characters_of_all_scripts_equal_those_of_the_library(both: tuple[WordPieces, tokenizers.Tokenizer]) -> None:
     """Each character between letters, and after a mark that another one may pass."""
     pieces, tokenizer = both

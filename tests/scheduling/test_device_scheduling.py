@@ -56,7 +56,7 @@ PEAK = TOKENS / Device(1).call_s([TOKENS]) / MEAN_LENGTH  # requests per second 
 
 def busy_share(calls: int) -> float:
     device = Device(calls)
-    simulate([Client(lambda _: 3 * PEAK)], UNTIL, device)
+    simulate([Client(lambda _: 3 * PEAK)], 2.0, device)
     return device.busy_s / (max(device.times) - min(device.times))
 
 

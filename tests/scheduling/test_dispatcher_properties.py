@@ -43,7 +43,6 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150)
 @given(STEPS, st.integers(1, 3))
 def test_every_submission_has_exactly_one_outcome(steps, cores):
     """Holds for every order of arrivals, cancellations, late requests, failures and results."""
@@ -319,6 +318,6 @@ class SchedulingMachine(RuleBasedStateMachine):
         self.loop.close()
 
 
-SchedulingMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40)
+SchedulingMachine.TestCase.settings = settings(stateful_step_count=40)
 
 TestScheduling = SchedulingMachine.TestCase

@@ -25,7 +25,7 @@ PACKAGES: Final = {
     "swiftlet_train": ROOT / "models/swiftlet_train",
 }
 NEEDS: Final = {
-    "torch": {"torch", "transformers"},
+    "torch": {"torch", "transformers", "sentence_transformers"},
     "browser": {"playwright"},
     "emulated": {"tests.support.compiler"},
     "network": {"grpc", "ray", "loadtest.prometheus_server"},

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swiftlet_models import datasets
@@ -49,7 +49,6 @@ def answer(finder: Any, inputs: object, labels: Any = None, seed: int = 0, **par
 
 
 @given(text=st.text(alphabet=st.characters(codec="utf-8"), min_size=1), seed=st.integers(0, 9))
-@settings(deadline=None, max_examples=200)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_entities_are_spans_in_order(finder: entities.Entities, strategy: str, text: str, seed: int) -> None:
     parameters = {"aggregation_strategy": strategy, "ignore_labels": []}

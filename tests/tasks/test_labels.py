@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swiftlet_models.checkpoint_tensors import ConversionError
@@ -233,7 +233,6 @@ def greedy(spans: Spans, *, nested: bool, multi_label: bool) -> list[int]:
     nested=st.booleans(),
     multi_label=st.booleans(),
 )
-@settings(deadline=None, max_examples=200)
 def test_selection_equals_the_search_of_gliner(found: list[Any], nested: bool, multi_label: bool) -> None:
     unique = list({(start, start + more, label): score for start, more, label, score in found}.items())
     numbers = np.array([key for key, _ in unique], np.int64).reshape(-1, 3)

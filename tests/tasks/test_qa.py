@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -35,7 +35,6 @@ def test_best_spans_equal_reference(data: st.DataObject, count: int, most: int, 
 @given(
     context=st.text(alphabet=st.characters(codec="utf-8"), min_size=1), seed=st.integers(0, 9), aligned=st.booleans()
 )
-@settings(deadline=None, max_examples=400)
 def test_qa_answers_are_slices_of_the_context(answerer: qa.Qa, context: str, seed: int, aligned: bool) -> None:
     parameters = {"top_k": 20, "align_to_words": aligned, "max_seq_len": 16, "doc_stride": 2}
     inputs = {"question": "Who?", "context": context}

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cache, partial
 from typing import Any, Final
 
 from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from starlette.requests import Request as FastAPIRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
+from starlette.routing import Route as StarletteRoute
 from starlette.types import Receive, Scope, Send
 
 from swiftlet_serve import build_info, tasks
@@ -51,16 +54,21 @@ class Application(FastAPI):
     """The public application. FastAPI describes its routes, and the gate runs them."""
 
     gate: Gate
+    schemas: Callable[[], Mapping[str, Any]]
+    """Returns the schemas that the descriptions of the routes refer to."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Returns the OpenAPI document, which the first call makes. That takes a fifth of a second of CPU time."""
+        if not self.openapi_schema:
+            described = [_described(route) for route in self.gate.table.routes if route.describe is not None]
+            document = get_openapi(title=self.title, version=self.version, routes=[*described, *self.routes])
+            document.setdefault("components", {}).setdefault("schemas", {}).update(self.schemas())
+            self.openapi_schema = document
+        return self.openapi_schema
 
 
-class GateRoute(APIRoute):
-    """A route that FastAPI describes in /openapi.json. Every method of its path goes through the gate."""
-
-    def __init__(self, route: Route, transport: AsgiTransport) -> None:
-        about: Mapping[str, Any] = route.description or {"include_in_schema": False}
-        super().__init__(route.path, _answer, methods=[route.method], **about)
-        self.description = about.get("description") or ""  # FastAPI takes the docstring of the function otherwise
-        self.app = transport
+class GateRoute(StarletteRoute):
+    """A route of the table. Every method of its path goes through the gate."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, child_scope = super().matches(scope)
@@ -103,15 +111,15 @@ def create_app(
     served_dialects = {
         name: dialects.load(name, runtime.settings) for name in runtime.settings.dialects or dialects.names()
     }
-    schemas = {name: dialect_routes.schemas(name, dialect) for name, dialect in served_dialects.items()}
+    schemas = {name: cache(partial(dialect_routes.schemas, name, dialect)) for name, dialect in served_dialects.items()}
     origins = runtime.settings.cors_origins
     cors = Cors(origins, CORS_ALLOWED, CORS_EXPOSED) if origins else None
     routes = [*_routes(runtime, served_dialects, schemas), _openapi_route(app)]
     app.gate = Gate(runtime, routes, keys, observers, cors, on_response=on_response)
     transport = AsgiTransport(app.gate, opening.open)
-    app.router.routes += [GateRoute(route, transport) for route in app.gate.table.routes]
+    app.router.routes += [GateRoute(route.path, transport, methods=[route.method]) for route in app.gate.table.routes]
     app.router.default = transport
-    openapi.install(app, runtime, [definitions for _, definitions in schemas.values()])
+    app.schemas = lambda: openapi.schemas(runtime, [describe()[1] for describe in schemas.values()])
     return app
 
 
@@ -155,7 +163,7 @@ class Opening:
 
 
 def _routes(
-    runtime: Runtime, served_dialects: Mapping[str, Dialect], schemas: Mapping[str, tuple[Any, Any]]
+    runtime: Runtime, served_dialects: Mapping[str, Dialect], schemas: Mapping[str, dialect_routes.Schemas]
 ) -> Iterator[Route]:
     """Returns all routes. Of two with the same path, the first one counts."""
     for task in runtime.task_names:
@@ -167,7 +175,7 @@ def _routes(
             runs_model=True,
             reads_body=True,
             json_only=True,
-            description=openapi.task(task),
+            describe=partial(openapi.task, task),
         )
     yield Route(
         "POST",
@@ -176,7 +184,7 @@ def _routes(
         runs_model=True,
         reads_body=True,
         json_only=True,
-        description=openapi.BATCH,
+        describe=openapi.batch,
     )
     yield pages.served_models(runtime)
     yield from pages.health(runtime)
@@ -185,7 +193,15 @@ def _routes(
     yield pages.server_status(runtime)
     yield from pages.playground_files(runtime.task_names)
     for name in served_dialects:
-        yield from dialect_routes.routes(runtime, name, served_dialects, schemas[name][0])
+        yield from dialect_routes.routes(runtime, name, served_dialects, schemas[name])
+
+
+def _described(route: Route) -> APIRoute:
+    """Returns a route as FastAPI describes it."""
+    about = {} if route.describe is None else route.describe()
+    described = APIRoute(route.path, _answer, methods=[route.method], **about)
+    described.description = about.get("description") or ""  # FastAPI takes the docstring of the function otherwise
+    return described
 
 
 async def _answer(request: FastAPIRequest) -> Response:
@@ -193,9 +209,12 @@ async def _answer(request: FastAPIRequest) -> Response:
     raise NotImplementedError(request.url.path)
 
 
-def _openapi_route(app: FastAPI) -> Route:
+def _openapi_route(app: Application) -> Route:
+    lock = asyncio.Lock()
+
     async def respond(request: Request) -> Response:
-        document = app.openapi()
+        async with lock:  # the event loop does not wait while a thread makes the document
+            document = await asyncio.to_thread(app.openapi)
         if mounted_at := request.head.mounted_at:
             document = {**document, "servers": [{"url": mounted_at}]}
         return JSONResponse(document)

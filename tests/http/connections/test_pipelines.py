@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 import uvloop
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from swiftlet_serve.http.app import Application, create_app
@@ -122,7 +122,6 @@ def answers(sent: bytes) -> list[tuple[int, bytes]]:
     return [(int(text.split()[1]), re.sub(rb"[0-9a-f]{32}", b"", text.partition(b"\r\n\r\n")[2])) for text in texts]
 
 
-@settings(max_examples=60)
 @given(st.lists(st.sampled_from(list(REQUESTS)), min_size=1, max_size=5), st.lists(st.integers(0, 1 << 16), max_size=6))
 @example(["404", "answer with an upgrade", "page"], [])
 @example(["chunked 422", "chunked answer with an upgrade", "405", "malformed header"], [])

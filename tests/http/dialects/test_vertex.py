@@ -12,6 +12,7 @@ from swiftlet_serve.cli import health_check
 from swiftlet_serve.http.app import create_app
 from swiftlet_serve.http.gate.api_keys import ApiKeys, make_key
 from swiftlet_serve.settings import Settings
+from tests.support.app_client import AppClient
 from tests.support.apps import SECRET, make_runtime
 
 USUAL = "/v1/endpoints/123/deployedModels/456"
@@ -25,7 +26,7 @@ def serve(artifact_dir, monkeypatch) -> Callable[..., TestClient]:
     def start(predict: str, health: str = f"{USUAL}/health", keys: ApiKeys | None = None) -> TestClient:
         monkeypatch.setenv("AIP_PREDICT_ROUTE", predict)
         monkeypatch.setenv("AIP_HEALTH_ROUTE", health)
-        return TestClient(create_app(make_runtime(artifact_dir), keys), raise_server_exceptions=False)
+        return AppClient(create_app(make_runtime(artifact_dir), keys), raise_server_exceptions=False)
 
     return start
 
@@ -60,7 +61,7 @@ def test_health_check_is_public_and_tells_readiness(serve, artifact_dir):
         assert client.get("/h").status_code == 200
         assert client.post("/p", json=BODY).status_code == 401
     runtime = make_runtime(artifact_dir)
-    with TestClient(create_app(runtime)) as client:
+    with AppClient(create_app(runtime)) as client:
         runtime.admission.close()
         assert (client.get("/h").status_code, client.post("/p", json=BODY).status_code) == (503, 503)
 

@@ -20,6 +20,7 @@ from swiftlet_serve.http import playground
 from swiftlet_serve.http.app import create_app
 from swiftlet_serve.http.gate.api_keys import ApiKeys, make_key
 from swiftlet_serve.telemetry.request_record import RequestRecord
+from tests.support.app_client import AppClient
 from tests.support.apps import TASKS, admin_app, assert_problem, make_runtime
 from tests.support.dialects import dialect_routes
 
@@ -60,13 +61,13 @@ KEY, LINE = make_key("alice")
 
 @pytest.fixture(scope="module")
 def locked(artifact_dir):
-    with TestClient(create_app(make_runtime(artifact_dir), ApiKeys([LINE])), raise_server_exceptions=False) as client:
+    with AppClient(create_app(make_runtime(artifact_dir), ApiKeys([LINE])), raise_server_exceptions=False) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def unlocked(artifact_dir):
-    with TestClient(create_app(make_runtime(artifact_dir)), raise_server_exceptions=False) as client:
+    with AppClient(create_app(make_runtime(artifact_dir)), raise_server_exceptions=False) as client:
         yield client
 
 
@@ -205,7 +206,7 @@ def test_routes_of_dialects_need_a_key_unless_public(method, path, public, locke
 def test_admin_app_has_health_and_metrics_only(artifact_dir):
     runtime = make_runtime(artifact_dir)
     own = {*HEALTH, "/metrics"}
-    with TestClient(create_app(runtime)), TestClient(admin_app(runtime)) as client:
+    with AppClient(create_app(runtime)), TestClient(admin_app(runtime)) as client:
         for path in [*OPEN, *LOCKED, *NOWHERE]:
             assert client.get(path).status_code == (200 if path in own else 404)
             assert client.post(path).status_code == (405 if path in own else 404)
@@ -264,7 +265,7 @@ def test_record_names_the_owner_of_the_key_or_the_address(artifact_dir):
     for keys, name in ((ApiKeys([LINE]), "alice"), (None, "testclient")):
         records: list[RequestRecord] = []
         app = create_app(make_runtime(artifact_dir), keys, [records.append])
-        with TestClient(app) as client:
+        with AppClient(app) as client:
             client.get("/models", headers={"X-API-Key": KEY})
 
             client.get("/models", headers={"X-API-Key": OTHER})

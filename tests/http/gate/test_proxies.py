@@ -15,6 +15,7 @@ from swiftlet_serve.http.gate.api_keys import ApiKeys, make_key
 from swiftlet_serve.http.gate.proxies import client_address, client_of
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.telemetry.request_record import RequestRecord
+from tests.support.app_client import AppClient
 from tests.support.apps import assert_problem, make_runtime
 
 KEY, LINE = make_key("alice")
@@ -104,7 +105,7 @@ def test_record_has_the_client_address_behind_a_trusted_proxy(peer, found, artif
     records: list[RequestRecord] = []
     app = create_app(runtime, observers=[records.append])
     headers = {"X-Forwarded-For": "203.0.113.7", "X-Forwarded-Proto": "https", "Forwarded": "for=6.6.6.6"}
-    with TestClient(app, client=(peer, 5)) as client:
+    with AppClient(app, client=(peer, 5)) as client:
         assert client.get("/models", headers={**headers, "X-Real-IP": "6.6.6.6"}).status_code == 200
 
     assert [record.client for record in records] == [found]
@@ -116,7 +117,7 @@ PREFLIGHT = {"Origin": "https://page.example", "Access-Control-Request-Method": 
 def make_client(artifact_dir, origins: str) -> TestClient:
     runtime = make_runtime(artifact_dir)
     runtime.settings = runtime.settings.model_copy(update={"cors_origins": Settings(cors_origins=origins).cors_origins})
-    return TestClient(create_app(runtime, ApiKeys([LINE])), raise_server_exceptions=False)
+    return AppClient(create_app(runtime, ApiKeys([LINE])), raise_server_exceptions=False)
 
 
 def test_cors_is_disabled_by_default(artifact_dir):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
@@ -15,6 +16,9 @@ from swiftlet_serve.http.endpoints.model_endpoint import Foreign, ModelEndpoint,
 from swiftlet_serve.http.endpoints.openapi import SCHEMAS
 from swiftlet_serve.http.gate.request import Request, Respond, Route
 from swiftlet_serve.inference.runtime import Runtime
+
+Schemas = Callable[[], tuple[Mapping[Any, Any], Mapping[str, Any]]]
+"""Calls `schemas` for a dialect, once."""
 
 
 def translation_of(runtime: Runtime, name: str, operation: Operation) -> Translate:
@@ -49,16 +53,14 @@ def sharing(runtime: Runtime, path: str, body: type[BaseModel], dialects: Mappin
     ]
 
 
-def routes(
-    runtime: Runtime, name: str, dialects: Mapping[str, Dialect], described: Mapping[Any, Any]
-) -> Iterator[Route]:
+def routes(runtime: Runtime, name: str, dialects: Mapping[str, Dialect], schemas: Schemas) -> Iterator[Route]:
     """Returns the routes of a dialect, except those that it shares with tasks or with a dialect whose route it is.
 
     Args:
         runtime: the loaded models.
         name: the name of the dialect.
         dialects: the served dialects by name.
-        described: the schemas of the dialect, from `schemas`.
+        schemas: returns the schemas of the dialect.
     """
     dialect = dialects[name]
     others = {f"/{task}" for task in tasks.names()}
@@ -75,20 +77,7 @@ def routes(
             reads_body=True,
             json_only=operation.json_only,
             render_error=dialect.render_error,
-            description={
-                "summary": operation.summary,
-                "tags": [name],
-                "operation_id": f"{name}:{operation.path}",
-                "openapi_extra": {
-                    "requestBody": {"required": True, "content": _json(described[operation.path, "validation"])}
-                },
-                "responses": {
-                    200: {
-                        "description": "The response.",
-                        "content": _json(described[operation.path, "serialization"]),
-                    }
-                },
-            },
+            describe=partial(_operation, name, operation, schemas),
         )
     for page in getattr(dialect, "PAGES", ()):
         yield Route(
@@ -97,12 +86,25 @@ def routes(
             _respond(runtime, page),
             public=page.public,
             render_error=page.render_error or dialect.render_error,
-            description={
-                "summary": page.summary,
-                "tags": [name],
-                "operation_id": f"{name}:{page.method}:{page.path}",
-            },
+            describe=partial(_page, name, page),
         )
+
+
+def _operation(name: str, operation: Operation, schemas: Schemas) -> dict[str, Any]:
+    described, _ = schemas()
+    return {
+        "summary": operation.summary,
+        "tags": [name],
+        "operation_id": f"{name}:{operation.path}",
+        "openapi_extra": {"requestBody": {"required": True, "content": _json(described[operation.path, "validation"])}},
+        "responses": {
+            200: {"description": "The response.", "content": _json(described[operation.path, "serialization"])}
+        },
+    }
+
+
+def _page(name: str, page: Page) -> dict[str, Any]:
+    return {"summary": page.summary, "tags": [name], "operation_id": f"{name}:{page.method}:{page.path}"}
 
 
 def schemas(name: str, dialect: Dialect) -> tuple[dict[Any, Any], dict[str, Any]]:

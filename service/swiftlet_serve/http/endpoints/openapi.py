@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Annotated, Any, Final
 
-from fastapi import FastAPI
 from pydantic import BaseModel, Field, TypeAdapter
 from starlette.responses import PlainTextResponse
 
@@ -89,7 +89,8 @@ def task(name: str) -> dict[str, Any]:
     }
 
 
-def _batch() -> dict[str, Any]:
+def batch() -> dict[str, Any]:
+    """Returns the description of the route of batches."""
     body, answer = ({"application/json": {"schema": {"$ref": SCHEMAS + model.__name__}}} for model in BATCH_MODELS)
     return {
         "name": "batch",
@@ -140,26 +141,30 @@ def _response(served: Any) -> dict[str, Any]:
     return {"anyOf": [schema, detailed]}
 
 
-MODELS: Final = _get("models", "Served models", {"type": "array", "items": {"$ref": SCHEMAS + ModelInfo.__name__}})
+def metrics() -> dict[str, Any]:
+    """Returns the description of the route of the metrics."""
+    return {
+        "name": "metrics",
+        "operation_id": "metrics",
+        "summary": "Metrics for Prometheus",
+        "response_class": PlainTextResponse,
+        "responses": {503: _failures()[503]},
+    }
+
+
 BATCH_MODELS: Final = (BatchRequest, BatchResponse)
-BATCH: Final = _batch()
-LIVE: Final = _get("live", "Liveness check", {"$ref": SCHEMAS + Live.__name__})
-METRICS: Final[dict[str, Any]] = {
-    "name": "metrics",
-    "operation_id": "metrics",
-    "summary": "Metrics for Prometheus",
-    "response_class": PlainTextResponse,
-    "responses": {503: _failures()[503]},
-}
-STATUS: Final = _get("status", "Status of the server", {"$ref": SCHEMAS + Status.__name__})
-READY: Final = _get("ready", "Readiness check", {"$ref": SCHEMAS + Ready.__name__}, unavailable=True)
+models: Final = partial(
+    _get, "models", "Served models", {"type": "array", "items": {"$ref": SCHEMAS + ModelInfo.__name__}}
+)
+live: Final = partial(_get, "live", "Liveness check", {"$ref": SCHEMAS + Live.__name__})
+status: Final = partial(_get, "status", "Status of the server", {"$ref": SCHEMAS + Status.__name__})
+ready: Final = partial(_get, "ready", "Readiness check", {"$ref": SCHEMAS + Ready.__name__}, unavailable=True)
 
 
-def install(app: FastAPI, runtime: Runtime, others: Iterable[Mapping[str, Any]] = ()) -> None:
-    """Adds the schemas that the routes refer to to the application's OpenAPI document.
+def schemas(runtime: Runtime, others: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Returns the schemas that the descriptions of the routes refer to, by their names.
 
     Args:
-        app: the application.
         runtime: the loaded models.
         others: the schemas of routes that belong neither to tasks nor to the server.
     """
@@ -182,13 +187,7 @@ def install(app: FastAPI, runtime: Runtime, others: Iterable[Mapping[str, Any]] 
         ],
         ref_template=SCHEMAS + "{model}",
     )
-    generate = app.openapi
-
-    def build() -> dict[str, Any]:
-        schema = generate()
-        schemas = schema.setdefault("components", {}).setdefault("schemas", {})
-        for definitions in (document["$defs"], *others):
-            schemas.update(definitions)
-        return schema
-
-    app.openapi = build  # type: ignore[method-assign]  # FastAPI documents this way to extend the document
+    found = dict(document["$defs"])
+    for definitions in others:
+        found.update(definitions)
+    return found

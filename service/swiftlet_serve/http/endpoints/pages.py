@@ -34,8 +34,8 @@ def health(runtime: Runtime) -> Iterator[Route]:
         runtime.check_ready()
         return JSONResponse({"ready": True})
 
-    yield Route("GET", LIVE, live, public=True, description=openapi.LIVE)
-    yield Route("GET", READY, ready, public=True, description=openapi.READY)
+    yield Route("GET", LIVE, live, public=True, describe=openapi.live)
+    yield Route("GET", READY, ready, public=True, describe=openapi.ready)
 
 
 def metrics(runtime: Runtime) -> Route:
@@ -49,7 +49,7 @@ def metrics(runtime: Runtime) -> Route:
         headers = {"vary": "Accept, Accept-Encoding", **coding}
         return Response(scraped.body, headers=headers, media_type=scraped.media_type)
 
-    return Route("GET", METRICS, respond, description=openapi.METRICS)
+    return Route("GET", METRICS, respond, describe=openapi.metrics)
 
 
 def server_status(runtime: Runtime) -> Route:
@@ -59,7 +59,7 @@ def server_status(runtime: Runtime) -> Route:
     async def respond(_: Request) -> Response:
         return JSONResponse(status.describe(await runtime.snapshot(), time.monotonic()).model_dump())
 
-    return Route("GET", STATUS, respond, description=openapi.STATUS)
+    return Route("GET", STATUS, respond, describe=openapi.status)
 
 
 def served_models(runtime: Runtime) -> Route:
@@ -80,7 +80,7 @@ def served_models(runtime: Runtime) -> Route:
             ]
         )
 
-    return Route("GET", MODELS, respond, description=openapi.MODELS)
+    return Route("GET", MODELS, respond, describe=openapi.models)
 
 
 def playground_files(tasks: Sequence[str]) -> Iterator[Route]:

@@ -33,6 +33,9 @@ RenderError = Callable[[SwiftletError, str], Response]
 Respond = Callable[["Request"], Awaitable[Response]]
 """Returns the response to a request, or raises SwiftletError."""
 
+Describe = Callable[[], Mapping[str, Any]]
+"""Returns the description of a route, as arguments of FastAPI's routes. It is called for the first /openapi.json."""
+
 
 class Head(NamedTuple):
     """The parts of a request that a transport knows before it reads the body."""
@@ -76,8 +79,8 @@ class Route:
     advice: str = ""
     """An alternative to POST, for a route of another method that clients post to by mistake."""
     render_error: RenderError = problem_details.render
-    description: Mapping[str, Any] | None = None
-    """The description in /openapi.json, as arguments of FastAPI's routes; None leaves the route out."""
+    describe: Describe | None = None
+    """Returns the description in /openapi.json; None leaves the route out."""
 
 
 @dataclass(slots=True, eq=False)
