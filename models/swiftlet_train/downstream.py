@@ -5,7 +5,7 @@ Each checkpoint is fine-tuned in the same way, once for each seed, and evaluated
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -17,16 +17,17 @@ from matplotlib.figure import Figure
 from swiftlet_models import datasets
 from swiftlet_models.datasets import DatasetError
 from swiftlet_models.heads import Model, build
+from swiftlet_models.metrics import Score, share
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.offline import pictures
 from swiftlet_train.examples.example import Example
 from swiftlet_train.finetuning.finetune import finetune
 from swiftlet_train.finetuning.logits import task_logits
 from swiftlet_train.loop.checkpoint import snapshot_path
-from swiftlet_train.loop.learning_curve import LOSSES_FILE, read_curve
+from swiftlet_train.loop.learning_curve import LOSSES_FILE, CurvePoint, read_curve
 from swiftlet_train.pretraining.corpus import TOKENIZER_FILE
 from swiftlet_train.recipe import Finetuning, Recipe
-from swiftlet_train.study import Downstream, Study, join_rows
+from swiftlet_train.study import HELD_OUT, Downstream, Study, held_out_losses, join_rows, million_parameters
 
 BATCH: Final = 64  # examples per forward pass of an evaluation
 
@@ -41,8 +42,18 @@ class CheckpointScore:
     operations: float
     """Floating-point operations of the matrix products up to here, forward and backward, those of a generator too. A
     multiplication and an addition are two operations."""
-    scores: tuple[float, ...]
-    """The accuracy in percent after fine-tuning with each seed."""
+    parameters: float
+    """Of the encoder, in millions."""
+    losses: Mapping[str, float]
+    """On held-out text, by objective; empty if they were not measured after this step."""
+    scores: tuple[Score, ...]
+    """The accuracy after fine-tuning with each seed."""
+
+    @property
+    def mean(self) -> Score:
+        """The mean accuracy. Its interval is that of one fine-tuning, since all of them answer the same examples."""
+        n = self.scores[0].n
+        return share(mean(score.value for score in self.scores) * n / 100, n)
 
 
 def score_checkpoints(
@@ -57,7 +68,8 @@ def score_checkpoints(
     for variant, recipe in study.variants.items():
         directory = runs / variant
         tokenizer = Tokenizer.load(directory / TOKENIZER_FILE)
-        last = read_curve(directory / LOSSES_FILE)[-1]
+        curve = {point.step: point for point in read_curve(directory / LOSSES_FILE)}
+        last, parameters = curve[max(curve)], million_parameters(recipe)
         for task in recipe.finetuning:
             for step in plan.steps(recipe):
                 pretrained = _load_checkpoint(recipe, tokenizer, directory, step)
@@ -67,15 +79,16 @@ def score_checkpoints(
                     seeded = replace(recipe, seed=seed)
                     model = finetune(seeded, task, pretrained, tokenizer, data, folder, _ignore, device=device)
                     scores.append(measure_accuracy(model, recipe.finetuning[task], tokenizer, data))
-                    report(f"{variant}: {task}, step {step}, seed {seed}: {scores[-1]:.1f} %")
+                    report(f"{variant}: {task}, step {step}, seed {seed}: {scores[-1].value:.1f} %")
                 operations = last.flops * step / last.step
-                scored.append(CheckpointScore(variant, task, step, operations, tuple(scores)))
+                losses = held_out_losses(curve[step]) if step in curve else {}
+                scored.append(CheckpointScore(variant, task, step, operations, parameters, losses, tuple(scores)))
     return scored
 
 
 @torch.no_grad()
-def measure_accuracy(model: Model, work: Finetuning, tokenizer: Tokenizer, data: Path) -> float:
-    """Returns the accuracy of a fine-tuned model on its evaluation file, in percent.
+def measure_accuracy(model: Model, work: Finetuning, tokenizer: Tokenizer, data: Path) -> Score:
+    """Returns the accuracy of a fine-tuned model on its evaluation file, with its interval.
 
     Raises:
         DatasetError: the file is not a table of labelled texts, or has too few.
@@ -93,35 +106,52 @@ def measure_accuracy(model: Model, work: Finetuning, tokenizer: Tokenizer, data:
         batch = examples[start : start + BATCH]
         labels = torch.tensor([example.target[0] for example in batch])
         right += int((task_logits(model, batch).argmax(1) == labels).sum())
-    return 100 * right / len(examples)
+    return share(right, len(examples))
 
 
 def format_scores(scores: Sequence[CheckpointScore]) -> str:
     """Returns a Markdown table of the checkpoints' scores."""
     rows = [
-        ["variant", "steps", "TFLOP", "task", "accuracy", "of each seed"],
-        ["---", "---:", "---:", "---", "---:", "---:"],
+        ["variant", "M parameters", "steps", "TFLOP", "held-out", "task", "accuracy", "95 % interval", "of each seed"],
+        ["---", "---:", "---:", "---:", "---", "---", "---:", "---:", "---:"],
     ]
     for point in scores:
-        seeds = ", ".join(f"{score:.1f}" for score in point.scores)
-        numbers = [str(point.step), f"{point.operations / 1e12:.2f}", point.task, f"{mean(point.scores):.1f} %", seeds]
-        rows.append([point.variant, *numbers])
+        losses = ", ".join(f"{name} {loss:.3f}" for name, loss in point.losses.items())
+        numbers = [f"{point.parameters:.2f}", str(point.step), f"{point.operations / 1e12:.2f}", losses]
+        accuracy = [f"{point.mean.value:.1f} %", f"{point.mean.low:.1f} to {point.mean.high:.1f}"]
+        seeds = ", ".join(f"{score.value:.1f}" for score in point.scores)
+        rows.append([point.variant, *numbers, point.task, *accuracy, seeds])
     return join_rows(rows)
 
 
-def plot_scores(scores: Sequence[CheckpointScore], out: Path) -> None:
-    """Writes an SVG with one panel per task: the mean score of each variant over its operations, and each seed's."""
+def plot_scores(scores: Sequence[CheckpointScore], curves: Mapping[str, Sequence[CurvePoint]], out: Path) -> None:
+    """Writes an SVG with panels over the operations of pre-training.
+
+    There is one for each loss on held-out text that all `curves` of the variants have, and one for each task: the mean
+    score of each variant, and each seed's.
+    """
     tasks, variants = (
         list(dict.fromkeys(names)) for names in ([point.task for point in scores], [point.variant for point in scores])
     )
-    figure = Figure(figsize=(6 * len(tasks), 4), layout="constrained")
-    for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
+    measured = [{name for point in curves[variant] for name in held_out_losses(point)} for variant in variants]
+    losses = sorted(set.intersection(*measured))
+    figure = Figure(figsize=(6 * (len(losses) + len(tasks)), 4), layout="constrained")
+    panels = iter(figure.subplots(1, len(losses) + len(tasks), squeeze=False)[0])
+    for loss, axes in zip(losses, panels, strict=False):
         for number, variant in enumerate(variants):
-            points = [point for point in scores if (point.task, point.variant) == (task, variant)]
-            x, colour = [point.operations / 1e12 for point in points], f"C{number}"
-            axes.plot(x, [mean(point.scores) for point in points], label=variant, color=colour, marker="o")
-            for at, point in zip(x, points, strict=True):
-                axes.plot([at] * len(point.scores), point.scores, color=colour, marker=".", linestyle="none", alpha=0.5)
+            points = [point for point in curves[variant] if HELD_OUT + loss in point.losses]
+            x = [point.flops / 1e12 for point in points]
+            axes.plot(x, [point.losses[HELD_OUT + loss] for point in points], label=variant, color=f"C{number}")
+        axes.set(title=f"held-out {loss}", xlabel="TFLOP of pre-training", ylabel="loss (nat)")
+        axes.legend()
+    for task, axes in zip(tasks, panels, strict=True):
+        for number, variant in enumerate(variants):
+            at = [point for point in scores if (point.task, point.variant) == (task, variant)]
+            x, colour = [point.operations / 1e12 for point in at], f"C{number}"
+            axes.plot(x, [point.mean.value for point in at], label=variant, color=colour, marker="o")
+            for place, point in zip(x, at, strict=True):
+                values = [score.value for score in point.scores]
+                axes.plot([place] * len(values), values, color=colour, marker=".", linestyle="none", alpha=0.5)
         axes.set(title=task, xlabel="TFLOP of pre-training", ylabel="accuracy (%)")
         axes.legend()
     pictures.save(figure, out)

@@ -54,13 +54,13 @@ def run_study(
         snapshots = () if study.downstream is None else study.downstream.steps(recipe)
         pretrain_recipe(recipe, data, runs / study.name, report_variant, progress, device, snapshots=snapshots)
     out.mkdir(parents=True, exist_ok=True)
+    directories = {name: runs / study.name / name for name in study.variants}
     if study.downstream is not None:
         scores = score_checkpoints(study, study.downstream, data, runs / study.name, report, find_device(device))
         drawing = out / f"{study.name}.svg"
-        plot_scores(scores, drawing)
+        plot_scores(scores, {name: read_curve(run / LOSSES_FILE) for name, run in directories.items()}, drawing)
         return format_scores(scores), drawing
     path = out / f"{study.name}.png"
-    directories = {name: runs / study.name / name for name in study.variants}
-    losses = {loss for run in directories.values() for loss in held_out_losses(read_curve(run / LOSSES_FILE))}
+    losses = {loss for run in directories.values() for loss in held_out_losses(read_curve(run / LOSSES_FILE)[-1])}
     plot(directories, path, "flops", [f"{HELD_OUT}{loss}" for loss in sorted(losses)])
     return format_table(study, runs / study.name), path

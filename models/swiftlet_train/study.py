@@ -80,20 +80,24 @@ def _read_downstream(table: Any) -> Downstream:
     return Downstream(tuple(table["checkpoints"]), tuple(table["seeds"]))
 
 
-def held_out_losses(points: list[CurvePoint]) -> dict[str, float]:
-    """Returns the last losses of a run on held-out text."""
-    return {name.removeprefix(HELD_OUT): loss for name, loss in points[-1].losses.items() if name.startswith(HELD_OUT)}
+def held_out_losses(point: CurvePoint) -> dict[str, float]:
+    """Returns the losses on held-out text at a point of a run."""
+    return {name.removeprefix(HELD_OUT): loss for name, loss in point.losses.items() if name.startswith(HELD_OUT)}
+
+
+def million_parameters(recipe: Recipe) -> float:
+    """Returns the number of parameters of a recipe's encoder, in millions."""
+    encoder = build(recipe.architecture, {**recipe.config, "vocab_size": recipe.vocab_size}, "masked_lm").encoder
+    return sum(parameter.numel() for parameter in encoder.parameters()) / 1e6
 
 
 def format_table(study: Study, runs: Path) -> str:
     """Returns a Markdown table of the variants: their size, steps, compute and final losses."""
     curves = {name: read_curve(runs / name / LOSSES_FILE) for name in study.variants}
-    losses = list(dict.fromkeys(loss for points in curves.values() for loss in held_out_losses(points)))
+    losses = list(dict.fromkeys(loss for points in curves.values() for loss in held_out_losses(points[-1])))
     rows = [["variant", "M parameters", "steps", "TFLOP", *(f"held-out {name}" for name in losses)]]
     for name, points in curves.items():
-        recipe, final = study.variants[name], held_out_losses(points)
-        encoder = build(recipe.architecture, {**recipe.config, "vocab_size": recipe.vocab_size}, "masked_lm").encoder
-        size = sum(parameter.numel() for parameter in encoder.parameters()) / 1e6
+        size, final = million_parameters(study.variants[name]), held_out_losses(points[-1])
         cells = [f"{final[loss]:.3f}" if loss in final else "" for loss in losses]
         rows.append([name, f"{size:.2f}", str(points[-1].step), f"{points[-1].flops / 1e12:.0f}", *cells])
     rows.insert(1, ["---", *["---:"] * (len(rows[0]) - 1)])

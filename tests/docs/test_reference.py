@@ -160,7 +160,7 @@ def rows_of(card: dict[str, Any], name: str) -> list[str]:
     files |= {file: (told["scores"], told["trivial"]) for file, told in card.get("also", {}).items()}
     rows = []
     for file, (scores, trivial) in files.items():
-        names = [next(iter(scores)), *(["matthews"] if "matthews" in scores else [])]
+        names = [next(iter(scores)), *(n for n in ("matthews", "has_answer_f1", "no_answer_f1") if n in scores)]
         shown = ", ".join(
             f"{one} {scores[one]['value']:.1f} ({scores[one]['low']:.1f} to {scores[one]['high']:.1f})" for one in names
         )

@@ -127,16 +127,20 @@ def test_study_command_compares_checkpoints_by_a_task(project, tmp_path):
     cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
 
     assert result.exit_code == 0, result.output
-    assert head == "| variant | steps | TFLOP | task | accuracy | of each seed |"
-    assert [row[:2] for row in cells] == [
+    assert head.startswith("| variant | M parameters | steps | TFLOP | held-out | task | accuracy | 95 % interval |")
+    assert [[row[0], row[2]] for row in cells] == [
         *(["masked", step] for step in ("0", "2", "4")),
         *(["causal", step] for step in ("0", "4", "8")),
     ]
     for row in cells:
-        each = [float(score) for score in row[5].split(",")]
+        each = [float(score) for score in row[8].split(",")]
+        accuracy = float(row[6].removesuffix(" %"))
+        low, high = map(float, row[7].split(" to "))
         assert len(each) == 2
-        assert float(row[4].removesuffix(" %")) == pytest.approx(sum(each) / 2, abs=0.1)
+        assert accuracy == pytest.approx(sum(each) / 2, abs=0.1)
         assert all(0 <= score <= 100 for score in each)
+        assert 0 <= low <= accuracy <= high <= 100
+        assert high - low > 15  # of 16 texts, however many fine-tunings read them
     assert again.stdout == result.stdout
     assert "step 4/4" not in again.stderr  # completed runs are not repeated
     assert "<svg" in (tmp_path / "moods.svg").read_text("utf-8")
@@ -148,6 +152,9 @@ def test_study_command_compares_checkpoints_by_a_task(project, tmp_path):
         study, study.downstream, project / "data", tmp_path / "runs/moods", SILENT, torch.device("cpu")
     )
     (*_, last) = read_curve(tmp_path / "runs/moods/causal/losses.csv")
+    assert cells[2][4] == f"mlm {found[2].losses['mlm']:.3f}"  # after the last step, and not before
+    assert [bool(one.losses) for one in found] == [False, False, True] * 2
+    assert found[5].losses["clm"] == last.losses["held_out_clm"]
     assert [one.step for one in found] == [0, 2, 4, 0, 4, 8]
     assert [one.operations for one in found if one.variant == "causal"] == [0, last.flops / 2, last.flops]
 
