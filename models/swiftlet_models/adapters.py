@@ -1,4 +1,4 @@
-"""Adapters of PEFT (LoRA), merged into their base when the weights are read.
+"""Adapters of PEFT (LoRA), which are added to their base when the weights are read.
 
 An adapter adds a product of two narrow matrices to a matrix of its base: W + scale * B A (Hu et al. 2021,
 arXiv:2106.09685). It holds other tensors whole, such as a head that was trained with it. A setting that is not known to
@@ -11,15 +11,18 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from swiftlet_models import trunks
+from swiftlet_models.architectures.traits import Traits
 from swiftlet_models.checkpoint_tensors import ConversionError, open_tensors, read_object
-from swiftlet_models.tensors import TYPES, Array, Computed, Floats, Matrix, Weights
+from swiftlet_models.tensors import TYPES, Adapted, Array, Computed, Floats, Matrix, Weights
+from swiftlet_models.trunks import ENCODER
 
 ADAPTER: Final = "adapter_config.json"
 TENSORS: Final = ("adapter_model.safetensors", "adapter_model.bin")
@@ -72,6 +75,7 @@ _CLASSES: Final = {
 }
 _ENDING: Final = re.compile(r"(For\w+|LMHeadModel|Model)$", re.ASCII)
 _PREFIX: Final = "base_model.model."
+LARGEST_SHARE: Final = 8  # a rank above this part of a matrix's smaller side costs more time than it saves memory
 _PART: Final = re.compile(
     r"(?P<module>.+)\.lora_(?P<part>A|B|embedding_A|embedding_B|magnitude_vector)(\.weight)?", re.ASCII
 )
@@ -90,6 +94,7 @@ class Adapter:
     base: Path
     origin: Mapping[str, Any]  # of the base, for the manifest
     config: Mapping[str, Any]  # adapter_config.json
+    whole: set[str] = field(default_factory=set)  # the tensors of the base that it replaces, once it was opened
 
     @property
     def tokenizer(self) -> Path:
@@ -120,6 +125,24 @@ class Adapter:
             settings |= {"num_labels": count, "id2label": None, "problem_type": None}
         return settings
 
+    def obstacle(self, traits: Traits, weights: Weights, names: Mapping[str, str]) -> str | None:
+        """Returns why it cannot stay apart from its base: a clause. None if it can, or if it changes no encoder.
+
+        `weights` are those of the network, and `names` are those of their tensors.
+        """
+        for setting in ("use_dora", "fan_in_fan_out"):
+            if self.config.get(setting):
+                return f"{setting} is set"
+        adapted = {name: matrix for name, matrix in weights.items() if isinstance(matrix, Adapted)}
+        for name, matrix in adapted.items():
+            rank, (rows, columns) = len(matrix.a), matrix.shape
+            if name.startswith(ENCODER) and rank * LARGEST_SHARE > min(rows, columns):
+                return f"its rank of {rank} is large for {name}, which has the shape {rows} x {columns}"
+        whole = (name for name in weights if name.startswith(ENCODER) and names.get(name) in self.whole)
+        if (replaced := next(whole, None)) is not None:
+            return f"it replaces {replaced}"
+        return trunks.obstacle(traits, weights, adapted)
+
     @contextmanager
     def open(self) -> Iterator[Weights]:
         """Opens the merged tensors for the duration of a block, as `open_tensors` does.
@@ -132,7 +155,9 @@ class Adapter:
             merged = dict(files.enter_context(open_tensors(self.base)))
             places = {name.partition(".")[2]: name for name in merged} | {name: name for name in merged}
             for name, tensor in _plain(adapter).items():
-                merged[_place(name, places) or name] = tensor
+                own = _place(name, places) or name
+                merged[own] = tensor
+                self.whole.add(own)
             for module, parts in _modules(adapter).items():
                 if (place := _place(f"{module}.weight", places)) is None:
                     raise ConversionError(f"the base of the adapter has no tensor {module}.weight.")
@@ -161,7 +186,7 @@ class Adapter:
             raise ConversionError(f"the adapter has no magnitudes of DoRA for {module}, or has them without use_dora.")
         if magnitude is None:
             left, right = (_floats(a).T, _floats(b).T) if transposed else (_floats(b), _floats(a))
-            return _computed(weight, lambda rows: weight[rows] + scale * (left[rows] @ right))
+            return Adapted(weight, scale * left, right)
         if transposed or magnitude.shape != shape[:1]:
             raise ConversionError(f"{ADAPTER}: use_dora is not supported for {module}; {MERGE}.")
         left, right, lengths = _floats(b), _floats(a), _floats(magnitude)
@@ -171,7 +196,7 @@ class Adapter:
             scaled: Array = sums * (lengths[wanted] / np.linalg.norm(sums, axis=1))[:, None]
             return scaled
 
-        return _computed(weight, rows)
+        return Computed(weight.shape, TYPES["F32"], rows)
 
     def _scale(self, module: str, rank: int) -> np.float32:
         values: dict[str, Any] = {"r": self.config.get("r"), "lora_alpha": self.config.get("lora_alpha")}
@@ -266,7 +291,3 @@ def _place(name: str, places: Mapping[str, str]) -> str | None:
 
 def _floats(matrix: Matrix) -> Floats:
     return np.asarray(matrix, np.float32)
-
-
-def _computed(weight: Matrix, rows: Callable[[slice], Array]) -> Matrix:
-    return Computed(weight.shape, TYPES["F32"], rows)

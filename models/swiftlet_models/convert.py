@@ -20,7 +20,8 @@ from swiftlet_models.checkpoint_settings import check_kind, read_labels, transla
 from swiftlet_models.checkpoint_tensors import ConversionError, open_tensors, read_object
 from swiftlet_models.label_checkpoints import LabelCheckpoint
 from swiftlet_models.parameters import configure
-from swiftlet_models.tensors import Weights
+from swiftlet_models.tensors import Adapted, Matrix, Weights
+from swiftlet_models.trunks import ENCODER
 
 # transformers stores the outputs of every token classifier as `classifier`, the name of the outputs of a text
 # classifier. A head that labels tokens is read from there, and never from the head of question answering.
@@ -43,6 +44,7 @@ class ConvertedCheckpoint:
     problem: Problem | None
     ignored: tuple[str, ...]  # tensors of the source that the model does not use
     source: Mapping[str, Any]  # directory name, or hub id and revision; `base` has those of an adapter's base
+    merged: str | None = None  # why an adapter is merged into the encoder: a clause; None if it is not
 
     @property
     def network(self) -> tuple[str, Mapping[str, Any], Head, int, Embedding | None]:
@@ -92,8 +94,11 @@ def convert(
             sizes = checkpoint.check(width, embedding, encoder_only=encoder_only)
         except NoHead:
             raise ConversionError(_missing_head(settings, stored, outputs)) from None
+        apart = None
+        if isinstance(adapter, Adapter):
+            apart = adapter.obstacle(checkpoint.config.traits(), checkpoint.weights, checkpoint.names)
         yield ConvertedCheckpoint(
-            weights=checkpoint.weights,
+            weights={name: _apart_or_merged(name, weight, apart) for name, weight in checkpoint.weights.items()},
             architecture=architecture,
             config=config,
             head=head,
@@ -107,7 +112,15 @@ def convert(
                 **(source or {"directory": directory.resolve().name}),
                 **({"base": adapter.origin} if adapter and adapter.origin else {}),
             },
+            merged=apart,
         )
+
+
+def _apart_or_merged(name: str, weight: Matrix, obstacle: str | None) -> Matrix:
+    """Returns a parameter with what an adapter adds to it: apart in an encoder, unless there is an obstacle."""
+    if isinstance(weight, Adapted) and (obstacle or not name.startswith(ENCODER)):
+        return weight.merged()
+    return weight
 
 
 def _missing_head(settings: Mapping[str, Any], head: Head, outputs: Outputs) -> str:

@@ -21,6 +21,7 @@ two vectors, `weight` and `bias`, or the first alone (RMSNorm).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +30,7 @@ from numpy.typing import NDArray
 
 from swiftlet_models.errors import ModelError
 from swiftlet_models.program import GIVEN, JOIN, LookUp, Program, Read
-from swiftlet_models.tensors import Computed, Matrix
+from swiftlet_models.tensors import Adapted, Computed, Matrix
 
 Array = NDArray[np.floating[Any]]
 
@@ -78,6 +79,8 @@ class Folded:
 
 
 def times(matrix: Matrix, factor: float) -> Matrix:
+    if isinstance(matrix, Adapted):
+        return Adapted(times(matrix.base, factor), np.asarray(matrix.b) * np.float32(factor), matrix.a)
     return Computed(matrix.shape, matrix.dtype, lambda rows: matrix[rows] * factor)
 
 
@@ -101,7 +104,23 @@ def stack(*products: Product) -> Product:
     """Returns products of the same x as one."""
     if len(products) == 1:
         return products[0]
-    parts = [product.matrix for product in products]
+    stacked = _stacked([product.matrix for product in products])
+    return Product(stacked, np.concatenate([product.bias for product in products]))
+
+
+def _stacked(parts: Sequence[Matrix]) -> Matrix:
+    """Returns the rows of several matrices as one. What adapters add to them stays apart, with zeros between."""
+    if any(isinstance(part, Adapted) for part in parts):
+        pairs = [(part.b, part.a) for part in parts if isinstance(part, Adapted)]
+        b = np.zeros((sum(map(len, parts)), sum(len(a) for _, a in pairs)), np.float32)
+        row = column = 0
+        for part in parts:
+            if isinstance(part, Adapted):
+                b[row : row + len(part), column : column + len(part.a)] = part.b
+                column += len(part.a)
+            row += len(part)
+        bases = [part.base if isinstance(part, Adapted) else part for part in parts]
+        return Adapted(_stacked(bases), b, np.concatenate([np.asarray(a) for _, a in pairs]))
     ends = [sum(map(len, parts[: i + 1])) for i in range(len(parts))]
 
     def rows(wanted: slice) -> Array:
@@ -112,8 +131,7 @@ def stack(*products: Product) -> Product:
         )
         return np.concatenate([part[span] for part, span in zip(parts, spans, strict=True)])
 
-    stacked = Computed((ends[-1], parts[0].shape[1]), parts[0].dtype, rows)
-    return Product(stacked, np.concatenate([product.bias for product in products]))
+    return Computed((ends[-1], parts[0].shape[1]), parts[0].dtype, rows)
 
 
 def beside(left: Matrix, right: Matrix) -> Matrix:

@@ -180,6 +180,34 @@ class PackedTensor:
         return self[:].astype(self.dtype if dtype is None else dtype, copy=False)
 
 
+@dataclass(frozen=True)
+class Adapted:
+    """A matrix (N, K) and what an adapter adds to it: W + B A. The sum is computed each time rows are read."""
+
+    base: Matrix  # W
+    b: Matrix  # (N, R)
+    a: Matrix  # (R, K)
+    dtype: np.dtype[Any] = TYPES["F32"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.base.shape
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    def __getitem__(self, rows: slice) -> Array:
+        total: Array = self.base[rows] + self.b[rows] @ np.asarray(self.a)
+        return total
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # always a copy
+        return self[:].astype(self.dtype if dtype is None else dtype, copy=False)
+
+    def merged(self) -> Computed:
+        """Returns the sum as a matrix that does not tell its parts."""
+        return Computed(self.shape, self.dtype, self.__getitem__)
+
+
 def blocks(matrix: Matrix) -> Iterator[slice]:
     """Yields spans of a matrix's rows: few enough rows in each to take little memory."""
     step = max(1, BLOCK_NUMBERS // max(1, math.prod(matrix.shape[1:])))
@@ -191,13 +219,22 @@ def in_parts(matrix: Matrix, count: int) -> Iterator[Matrix]:
     size = len(matrix) // count
 
     def part(first: int) -> Matrix:
-        def rows(wanted: slice) -> Array:
-            start, stop, _ = wanted.indices(size)
-            return matrix[first + start : first + stop]
-
-        return Computed((size, *matrix.shape[1:]), matrix.dtype, rows)
+        if isinstance(matrix, Adapted):
+            own = slice(first, first + size)
+            return Adapted(_rows(matrix.base, first, size), matrix.b[own], matrix.a)
+        return _rows(matrix, first, size)
 
     yield from (part(i * size) for i in range(count))
+
+
+def _rows(matrix: Matrix, first: int, size: int) -> Matrix:
+    """Returns some rows of a matrix, which are read when they are used."""
+
+    def rows(wanted: slice) -> Array:
+        start, stop, _ = wanted.indices(size)
+        return matrix[first + start : first + stop]
+
+    return Computed((size, *matrix.shape[1:]), matrix.dtype, rows)
 
 
 def is_finite(matrix: Matrix) -> bool:

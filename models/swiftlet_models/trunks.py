@@ -1,13 +1,13 @@
 """Trunks: which artifacts have the same encoder, so that it runs once for all of their heads.
 
 Artifacts share a trunk if their encoders have the same structure, and the same parameters to the bit, in the same
-precision. Heads that were trained on a frozen encoder do. Tokenizers may differ: what is shared is the work for a
-sequence of ids.
+precision. Heads that were trained on a frozen encoder do. What adapters add to the parameters may differ, and so may
+tokenizers: what is shared is the work for a sequence of ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,7 @@ from swiftlet_models.artifact import WEIGHTS, read_manifest
 from swiftlet_models.errors import ModelError
 from swiftlet_models.parameters import configure
 from swiftlet_models.tensors import Tensor, WeightsError, blocks
-from swiftlet_models.weights import read_header
+from swiftlet_models.weights import LORA_A, LORA_B, read_header
 
 ENCODER: Final = "encoder."  # begins the names of a trunk's parameters
 
@@ -52,6 +52,19 @@ def groups(paths: Sequence[Path]) -> list[list[Path]]:
     return [members for _, members in found]
 
 
+def obstacle(traits: Traits, names: Container[str], adapted: Iterable[str]) -> str | None:
+    """Returns why what adapters add cannot stay apart from the parameters of an encoder: a clause. None if it can.
+
+    `names` are those of all parameters, and `adapted` those that an adapter changes.
+    """
+    for name in adapted:
+        if name.startswith(ENCODER) and traits.composes:
+            return "this network computes its products from several parameters"
+        if name.startswith(ENCODER) and name.removesuffix("weight") + "bias" not in names:
+            return f"it changes the table {name}"
+    return None
+
+
 def _trunk(path: Path) -> Trunk | None:
     """Returns the structure of an artifact's encoder; None if it has none with names that are known."""
     try:
@@ -69,7 +82,10 @@ def _trunk(path: Path) -> Trunk | None:
         prediction_map=True,
         prediction_act="gelu",
     )
-    shapes = {(name, tensor.kind, tensor.shape) for name, tensor in tensors.items() if name.startswith(ENCODER)}
+    shapes = {(name, tensor.kind, tensor.shape) for name, tensor in tensors.items() if _is_shared(name)}
+    adapted = [name.removesuffix(LORA_A) for name in tensors if name.endswith(LORA_A)]
+    if obstacle(traits, tensors, adapted):
+        return None
     return Trunk(manifest.architecture, manifest.precision, own, frozenset(shapes))
 
 
@@ -78,11 +94,14 @@ def _same_parameters(path: Path, other: Path) -> bool:
     with (path / WEIGHTS).open("rb", buffering=0) as file, (other / WEIGHTS).open("rb", buffering=0) as second:
         theirs = read_header(second)
         try:
-            return all(
-                _equal(tensor, theirs[name]) for name, tensor in read_header(file).items() if name.startswith(ENCODER)
-            )
+            return all(_equal(tensor, theirs[name]) for name, tensor in read_header(file).items() if _is_shared(name))
         except WeightsError:  # a number is not finite
             return False
+
+
+def _is_shared(name: str) -> bool:
+    """Returns whether a tensor must be equal in all artifacts of a trunk."""
+    return name.startswith(ENCODER) and not name.endswith((LORA_A, LORA_B))
 
 
 def _equal(tensor: Tensor, other: Tensor) -> bool:

@@ -4,7 +4,8 @@ A safetensors file is the length of its header, the header, and the bytes of all
 is a JSON object with the type, the shape and the span of each tensor (https://github.com/huggingface/safetensors). The
 package `safetensors` reads no bf16 into numpy, and reads a whole tensor at a time.
 
-A parameter in int8 is two tensors: NAME.int8 and NAME.scale (`swiftlet_models/tensors.py`).
+A parameter in int8 is two tensors: NAME.int8 and NAME.scale (`swiftlet_models/tensors.py`). A parameter that an adapter
+changes is that of its base, and NAME.lora_a and NAME.lora_b in fp32, whose product is added to it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from swiftlet_models.tensors import (
     FLOATS,
     MAX_SIZE,
     TYPES,
+    Adapted,
     Array,
     Floats,
     Matrix,
@@ -42,13 +44,18 @@ from swiftlet_models.tensors import (
 
 INT8: Final = ".int8"
 SCALE: Final = ".scale"
+LORA_A: Final = ".lora_a"
+LORA_B: Final = ".lora_b"
 MIN_ROWS: Final = 16  # smaller matrices and tables stay in fp32
 MAX_DIMENSIONS: Final = 8
 MAX_HEADER: Final = 16 << 20  # bytes; the header of a network with a thousand tensors has 100 kB
 
 
+Stored = Tensor | PackedTensor | Adapted
+
+
 @contextmanager
-def open_weights(path: Path) -> Iterator[Mapping[str, Tensor | PackedTensor]]:
+def open_weights(path: Path) -> Iterator[Mapping[str, Stored]]:
     """Opens a file for the duration of a block, and gives its parameters by name.
 
     Raises:
@@ -129,21 +136,33 @@ def _tensor(descriptor: int, start: int, entry: object) -> Tensor:
     return Tensor(descriptor, start + first, kind, tuple(shape))
 
 
-def parameters(tensors: Mapping[str, Tensor]) -> dict[str, Tensor | PackedTensor]:
+def parameters(tensors: Mapping[str, Tensor]) -> dict[str, Stored]:
     """Returns the parameters that the tensors of an artifact make up, without reading them.
 
     Raises:
-        ValueError, KeyError: one of a parameter's two tensors is missing, or their shapes do not match.
+        ValueError, KeyError: one of a parameter's tensors is missing, or their shapes do not match.
     """
-    weights: dict[str, Tensor | PackedTensor] = {}
+    weights: dict[str, Stored] = {}
     for name, tensor in tensors.items():
         if name.endswith(INT8):
             scales = tensors[name.removesuffix(INT8) + SCALE]
             if len(tensor.shape) != 3 or scales.shape != tensor.shape[:2] or scales.kind != "F32":
                 raise ValueError("the scales of a parameter do not match it.")
             weights[name.removesuffix(INT8)] = PackedTensor(tensor, scales)
-        elif tensor.kind in FLOATS and not name.endswith(SCALE) and not name.startswith("int8."):
+        elif tensor.kind in FLOATS and not name.endswith((SCALE, LORA_A, LORA_B)) and not name.startswith("int8."):
             weights[name] = tensor
+    for name in {name.removesuffix(end) for name in tensors for end in (LORA_A, LORA_B) if name.endswith(end)}:
+        base, a, b = weights[name], tensors[name + LORA_A], tensors[name + LORA_B]
+        if (
+            a.kind != "F32"
+            or b.kind != "F32"
+            or len(a.shape) != 2
+            or b.shape[1:] != a.shape[:1]
+            or not len(a)
+            or base.shape != (len(b), a.shape[1])
+        ):
+            raise ValueError("the matrices of an adapter do not match their parameter.")
+        weights[name] = Adapted(base, b, a)
     return weights
 
 
@@ -163,8 +182,9 @@ def save_weights(file: Path, weights: Weights, precision: Precision) -> None:
         header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [at, end]}
         tensors[name], at = parts, end
 
-    for name, matrix in sorted(weights.items()):
-        is_rounded = precision != "fp32" and len(matrix.shape) == 2 and len(matrix) >= MIN_ROWS
+    for name, matrix in sorted(_tensors(weights)):
+        is_large = len(matrix.shape) == 2 and len(matrix) >= MIN_ROWS
+        is_rounded = precision != "fp32" and is_large and not name.endswith((LORA_A, LORA_B))
         if is_rounded and precision == "bf16":
             add(name, "BF16", matrix.shape, partial(_bf16_blocks, matrix))
             continue
@@ -183,6 +203,15 @@ def save_weights(file: Path, weights: Weights, precision: Precision) -> None:
         for parts in tensors.values():
             for part in parts():
                 stream.write(np.ascontiguousarray(part).data)
+
+
+def _tensors(weights: Weights) -> Iterator[tuple[str, Matrix]]:
+    """Yields parameters, and the parts of those that an adapter changes."""
+    for name, matrix in weights.items():
+        if isinstance(matrix, Adapted):
+            yield from ((name, matrix.base), (name + LORA_A, matrix.a), (name + LORA_B, matrix.b))
+        else:
+            yield name, matrix
 
 
 def _blocks(matrix: Matrix) -> Iterator[Floats]:

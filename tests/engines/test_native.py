@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from swiftlet_models.artifact import Precision, open_artifact
 from swiftlet_models.encodings import Encoding
 from swiftlet_models.folded import Folded, FoldingError, Product
+from swiftlet_models.folding import fold
 from swiftlet_models.program import (
     WORDS,
     Attend,
@@ -41,12 +42,13 @@ from swiftlet_models.program import (
 from swiftlet_models.tensors import round_to_bf16, widen
 from swiftlet_serve.engines import native
 from swiftlet_serve.engines._matrices import PRECISIONS, quantise
-from swiftlet_serve.engines.native import Library, Native
+from swiftlet_serve.engines.native import Library, Native, without_adapter
 from swiftlet_serve.engines.onnx_cpu import PaddedOnnx, RaggedOnnx
 from swiftlet_serve.inference.loading import BUNDLED
 from swiftlet_serve.types import Batch
 from swiftlet_serve.types.topk import NOTHING, Ranked, Ranking, Scored, log_probabilities, rank
 from swiftlet_serve.workers.hosted_model import EngineModel, host_model, run_batch
+from tests.support.adapters import adapted
 from tests.support.artifact_fuzz import fuzz, sanitizer_environment
 from tests.support.artifacts import make_artifact
 from tests.support.native_kernels import (
@@ -341,6 +343,19 @@ def test_native_equals_the_reference_kernels_bit_by_bit(pair, architecture, task
     ours, theirs = (Native(library, folded(architecture, task), precision=precision) for library in pair)
 
     for row, its_row, one in zip(ours.run(BATCH), theirs.run(BATCH), BATCH.encodings(), strict=True):
+        assert row.tobytes() == its_row.tobytes()
+        assert row.tobytes() == ours.run(Batch.of([one]))[0].tobytes()
+
+
+@pytest.mark.parametrize("precision", first(PRECISIONS, "int8"))
+def test_native_with_adapters_equals_the_reference_kernels_bit_by_bit(pair, precision):
+    config, own = CONFIGS["bert"] | {"hidden_act": "relu"}, weights(network("bert", "qa"))
+    base, other = fold("bert", config, own), fold("bert", config, adapted(own, 20, 1))
+    adapters = {}, without_adapter(other)[1]
+    ours, theirs = (Native(library, base, precision=precision, adapters=adapters) for library in pair)
+    batch = replace(BATCH, heads=np.arange(len(BATCH)) % 2)
+
+    for row, its_row, one in zip(ours.run(batch), theirs.run(batch), batch.encodings(), strict=True):
         assert row.tobytes() == its_row.tobytes()
         assert row.tobytes() == ours.run(Batch.of([one]))[0].tobytes()
 
@@ -894,22 +909,25 @@ import numpy as np
 from pathlib import Path
 from swiftlet_models.folding import fold
 from swiftlet_models.encodings import Encoding
-from swiftlet_serve.engines.native import Library, Native
+from swiftlet_serve.engines.native import Library, Native, without_adapter
 from swiftlet_serve.types import Batch
+from tests.support.adapters import adapted
 
 def encoding(k):
-    return Encoding(draw.integers(0, words, k), draw.integers(0, 2, k), draw.integers(0, k, draw.integers(0, 2 * k)))
+    focus = draw.integers(0, k, draw.integers(0, 2 * k))
+    return Encoding(draw.integers(0, words, k), draw.integers(0, 2, k), focus, head=int(draw.integers(0, 2)))
 
 networks = pickle.loads(Path(sys.argv[1]).read_bytes())
 for path, rounds in zip(sys.argv[2::2], map(int, sys.argv[3::2]), strict=True):
     library, draw, refused = Library(Path(path)), np.random.default_rng(7), 0
     for architecture, config, weights, precision in networks:
-        engine = Native(library, fold(architecture, config, weights), precision=precision)
+        base, other = (without_adapter(fold(architecture, config, own)) for own in (weights, adapted(weights, 20, 1)))
+        engine = Native(library, base[0], precision=precision, adapters=[{}, other[1]])
         words = config["vocab_size"]
         for n in range(rounds):
             lengths = draw.integers(1, 41, draw.integers(1, 5))
             batch = Batch.of([encoding(k) for k in lengths])
-            for array in (*batch.arrays, batch.heads):
+            for array in batch.arrays:
                 if n % 2 and len(array) and draw.random() < 0.3:
                     wrong = [-1, 0, 1, 7, 40, words, 2**31, -2**63, 2**63 - 1]
                     array[draw.integers(len(array))] = draw.choice(wrong)

@@ -121,6 +121,14 @@ def test_memory_of_a_call_is_linear_in_tokens():
     assert peak("VmHWM:") - before <= 64 << 10
 
 
+def test_long_sequence_in_bf16_equals_that_beside_another_one():
+    """A block of a lone long sequence has more rows than one of several sequences."""
+    network = Native(best(), variant("no positions", 2304), precision="bf16")
+    one = encoding(2304, [0, 2303], 1)
+    together = network.run(Batch.of([one, encoding(3, [0], 2)]))
+    assert network.run(Batch.of([one]))[0].tobytes() == together[0].tobytes()
+
+
 @pytest.fixture(params=first(KERNELS, "plain"))  # all kernels share the code of threads
 def program(request, tmp_path) -> Path:
     """Kernels as a program, with the sanitizer for threads."""

@@ -77,15 +77,15 @@ def test_a_trunk_runs_each_text_once_with_the_positions_that_its_heads_read():
         Encoding(ids, types, np.array([0]), head=0, attended=3),
         Encoding(ids, types + 1, np.array([], np.int64), head=1),
     ]
-    readings = Readings.of(Batch.of(texts[:3]), [False, False, True])
+    readings = Readings.of(Batch.of(texts[:3]), [False, False, True], [0, 0, 0])
     assert readings.numbers == [0, 1, 0]
     assert [one.focus.tolist() for one in readings.trunk.encodings()] == [[0, 2, 4], [0]]
     assert [list(places) for places in readings.places if places is not None] == [[0], [0], [2, 1]]
-    readings = Readings.of(Batch.of(texts), [False, False, True])
+    readings = Readings.of(Batch.of(texts), [False, False, True], [0, 0, 0])
     assert readings.numbers == [0, 1, 0, 0, 2, 3]
     assert [one.focus.tolist() for one in readings.trunk.encodings()] == [[*range(6)], [0], [0], [0]]
     assert readings.trunk.attended.tolist() == [6, 6, 3, 6]
-    alone = Readings.of(Batch.of(texts[2:3]), [False, False, True])
+    alone = Readings.of(Batch.of(texts[2:3]), [False, False, True], [0, 0, 0])
     assert (alone.numbers, alone.places, alone.trunk.focus.tolist()) == ([0], [None], [4, 2])
 
 

@@ -15,11 +15,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from swiftlet_models import trunks
 from swiftlet_models.adapters import Adapter, is_adapter, read_adapter
-from swiftlet_models.artifact import WEIGHTS
+from swiftlet_models.artifact import WEIGHTS, Artifact
 from swiftlet_models.checkpoint_files import locate
 from swiftlet_models.checkpoint_tensors import ConversionError
 from swiftlet_models.convert import convert
+from swiftlet_models.errors import ModelError
+from swiftlet_models.tensors import Adapted
 from swiftlet_models.weights import read_weights
 from swiftlet_serve.offline.import_checkpoint import import_checkpoint
 from tests.support.artifacts import VOCABULARY
@@ -236,17 +239,71 @@ def test_adapters_are_imported(tmp_path: Path, base: Path, task: str) -> None:
         make_sentence_encoder(directory, "mean")
     (directory / "vocab.txt").write_text("\n".join(VOCABULARY))
     (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "model_max_length": 32}')
-    artifact, _ = import_checkpoint(
-        str(directory),
-        task,
-        out=tmp_path / "out",
-        precision="fp32",
-        max_loss=0.5,
-        accept_tokenizer=True,
-        report=lambda _: None,
-    )
+
+    def load(source: Path) -> Artifact:
+        artifact, _ = import_checkpoint(
+            str(source),
+            task,
+            out=tmp_path / "out",
+            precision="fp32",
+            max_loss=0.5,
+            accept_tokenizer=True,
+            pooling="mean" if task == "embed" and source != directory else None,
+            report=lambda _: None,
+        )
+        return artifact
+
+    artifact = load(directory)
+    for file in ("vocab.txt", "tokenizer_config.json"):
+        shutil.copy(directory / file, tmp_path / "base")
+    assert len(trunks.groups([artifact.path, load(tmp_path / "base").path])) == 1
     expected = merged(base, QUERY, 6 / 4).numpy()
     weights = read_weights(artifact.path / WEIGHTS)
     assert np.allclose(weights["encoder.layers.0.query.weight"], expected, rtol=1e-5, atol=1e-6)
     assert artifact.manifest.max_tokens == 32
     assert (artifact.manifest.embedding is not None) == (task == "embed")
+
+
+FFN = "bert.encoder.layer.0.intermediate.dense"
+
+
+def test_products_of_the_encoder_stay_apart_from_the_base(base: Path) -> None:
+    adapter = read(write(base, product(QUERY) | product(FFN, rows=96) | product("bert.pooler.dense")))
+    with convert(adapter.base, "classification", adapter=adapter) as converted:
+        assert converted.merged is None
+        apart = {name for name, weight in converted.weights.items() if isinstance(weight, Adapted)}
+        assert apart == {"encoder.layers.0.query.weight", "encoder.layers.0.ffn_in.weight"}
+        a, b = product("bert.pooler.dense").values()
+        pooler = load_file(base / "model.safetensors")["bert.pooler.dense.weight"] + 6 / 4 * (b @ a)
+        assert np.allclose(np.asarray(converted.weights["head.pooler.weight"]), pooler.numpy(), atol=1e-6)
+
+
+BIAS = {f"base_model.model.{QUERY}.base_layer.bias": random(48, seed=3)}
+WORDS = {
+    f"base_model.model.{TABLE}.lora_embedding_A": random(4, 211),
+    f"base_model.model.{TABLE}.lora_embedding_B": random(48, 4),
+}
+MERGED: list[tuple[dict[str, Tensor], dict[str, Any], str]] = [
+    ({f"{MODEL}.lora_magnitude_vector": random(48)}, {"use_dora": True}, "use_dora is set"),
+    (BIAS, {"bias": "lora_only"}, "it replaces encoder.layers.0.query.bias"),
+    (WORDS, {}, "it changes the table encoder.embeddings.word.weight"),
+    (product(KEY, rank=7), {"rank_pattern": {"key": 7}}, "its rank of 7 is large for encoder.layers.1.key.weight"),
+]
+
+
+@pytest.mark.parametrize(("tensors", "changes", "reason"), MERGED)
+def test_adapters_that_cannot_stay_apart_are_merged_with_a_reason(
+    base: Path, tensors: dict[str, Tensor], changes: dict[str, Any], reason: str
+) -> None:
+    adapter = read(write(base, product(QUERY) | tensors, **changes))
+    with convert(adapter.base, "classification", adapter=adapter) as converted:
+        assert reason in str(converted.merged)
+        assert not any(isinstance(weight, Adapted) for weight in converted.weights.values())
+
+
+def test_number_that_is_not_finite_is_refused(base: Path) -> None:
+    broken = product(QUERY)
+    broken[f"{MODEL}.lora_B.weight"][3, 1] = math.nan
+    adapter = read(write(base, broken))
+    with pytest.raises(ModelError, match="not finite"), convert(adapter.base, "classification", adapter=adapter):
+        pass

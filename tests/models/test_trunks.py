@@ -10,6 +10,7 @@ import numpy as np
 
 from swiftlet_models import trunks
 from swiftlet_models.artifact import MANIFEST, seal
+from swiftlet_models.tensors import Adapted
 from tests.support.artifacts import make_artifact
 from tests.support.networks import draft, make
 from tests.support.shared_trunks import make_heads
@@ -45,3 +46,19 @@ def test_groups_leaves_a_directory_that_is_no_artifact_to_whom_opens_it(tmp_path
     missing = tmp_path / "missing"
     (two / MANIFEST).write_text(json.dumps({"format": 1}))
     assert trunks.groups([one, two, missing]) == [[one], [two], [missing]]
+
+
+def test_groups_keeps_adapters_apart_that_change_more_than_products(tmp_path):
+    """Also in artifacts that an import would not write."""
+    for architecture, parts in (("mobilebert", ("key",)), ("deberta_v2", ("key",)), ("bert", ("word",))):
+        plan = draft(architecture, "classify")
+        own = {**plan.weights}
+        for name, weight in plan.weights.items():
+            if name.startswith("encoder.") and name.endswith(f".{parts[0]}.weight"):
+                rows, columns = weight.shape
+                own[name] = Adapted(weight, np.full((rows, 1), 1e-3, np.float32), np.ones((1, columns), np.float32))
+        directories = []
+        for number, weights in enumerate((plan.weights, own)):
+            manifest = replace(plan.manifest, name=f"{architecture}-{number}")
+            directories.append(make(tmp_path, replace(plan, weights=weights, manifest=manifest)).path)
+        assert trunks.groups(directories) == [[one] for one in directories]

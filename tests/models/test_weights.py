@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import struct
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +21,18 @@ from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
 from swiftlet_models.artifact import find_artifacts
-from swiftlet_models.tensors import SMALLEST_BLOCK, Computed, PackedTensor, WeightsError, pack, unpack
-from swiftlet_models.weights import INT8, MIN_ROWS, SCALE, open_weights, read_weights, save_weights
+from swiftlet_models.tensors import SMALLEST_BLOCK, TYPES, Adapted, Computed, PackedTensor, WeightsError, pack, unpack
+from swiftlet_models.weights import (
+    INT8,
+    LORA_A,
+    LORA_B,
+    MIN_ROWS,
+    SCALE,
+    open_weights,
+    read_header,
+    read_weights,
+    save_weights,
+)
 from swiftlet_serve.inference.loading import BUNDLED
 
 WEIGHTS = "weights.safetensors"
@@ -123,6 +135,37 @@ def test_bundled_models_are_read_as_their_tensors_say(path):
         assert np.array_equal(weight, expected)
 
 
+def test_what_an_adapter_adds_stays_apart_in_fp32(tmp_path):
+    draw = np.random.default_rng(1)
+    b, a = draw.normal(size=(40, 17)).astype(np.float32), draw.normal(size=(17, 96)).astype(np.float32)
+    for precision in ("int8", "bf16", "fp32"):
+        save_weights(tmp_path / "base", matrices(), precision)
+        save_weights(tmp_path / WEIGHTS, matrices() | {"large": Adapted(matrices()["large"], b, a)}, precision)
+        stored, base = load(tmp_path / WEIGHTS), load(tmp_path / "base")
+        assert stored == base | {"large" + LORA_A: a.tobytes(), "large" + LORA_B: b.tobytes()}
+        large = read_weights(tmp_path / WEIGHTS)["large"]
+        np.testing.assert_allclose(large, read_weights(tmp_path / "base")["large"] + b @ a, atol=1e-5)
+        with open_weights(tmp_path / WEIGHTS) as weights:
+            np.testing.assert_allclose(weights["large"][3:9], large[3:9], atol=1e-5)
+
+
+def load(file: Path) -> dict[str, bytes]:
+    with file.open("rb") as stream:
+        tensors = read_header(stream)
+        return {
+            name: os.pread(stream.fileno(), math.prod(one.shape) * TYPES[one.kind].itemsize, one.at)
+            for name, one in tensors.items()
+        }
+
+
+def parts(**shapes: list[int]) -> bytes:
+    """Returns a file with a parameter x, and what an adapter adds to it."""
+    at, header = 0, {}
+    for name, shape in ({"x": [2, 3]} | {name.replace("_", ".lora_"): shape for name, shape in shapes.items()}).items():
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at := at + 4 * math.prod(shape)]}
+    return content(header, bytes(at))
+
+
 def content(header: Any, data: bytes = b"") -> bytes:
     encoded = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(encoded)) + encoded + data
@@ -158,6 +201,13 @@ def entry(**changes: Any) -> dict[str, Any]:
         (content(entry() | {"y": entry()["x"]}, bytes(8)), "overlap, or leave bytes between them"),
         (content(entry(), bytes(9)), "another size than its header says"),
         (content(entry(), bytes(7)), "another size than its header says"),
+        (parts(x_a=[1, 3]), "has no readable parameters"),
+        (parts(x_a=[1, 3], y_b=[2, 1]), "has no readable parameters"),
+        (parts(x_a=[1, 2], x_b=[2, 1]), "do not match their parameter"),
+        (parts(x_a=[1, 3], x_b=[3, 1]), "do not match their parameter"),
+        (parts(x_a=[2, 3], x_b=[2, 1]), "do not match their parameter"),
+        (parts(x_a=[0, 3], x_b=[2, 0]), "do not match their parameter"),
+        (parts(x_a=[3], x_b=[2, 1]), "do not match their parameter"),
         (content({"x.int8": entry(dtype="U8", data_offsets=[0, 2])["x"]}, bytes(2)), "has no readable parameters"),
     ],
 )

@@ -14,6 +14,7 @@ import numpy as np
 from swiftlet_models.artifact import Artifact, Embedding, Precision
 from swiftlet_models.encodings import Encoding
 from swiftlet_serve.types.topk import NOTHING, Ranked, Scored
+from tests.support.adapters import adapted
 from tests.support.checkpoints import Task
 from tests.support.networks import VOCABULARY, draft, make
 
@@ -44,6 +45,20 @@ def make_heads(architecture: str, precision: Precision = "int8") -> list[Artifac
             problem=None,
         )
         made.append(make(directory, replace(drafts[0], weights=trunk, manifest=manifest)))
+    return made
+
+
+@cache
+def make_adapted(architecture: str, precision: Precision = "int8") -> list[Artifact]:
+    """Returns artifacts with an adapter each, and two heads without one, on one encoder. Tests share them."""
+    directory = Path(_DIRECTORY.name, "adapted", precision)
+    drafts = [draft(architecture, task, precision) for task in TASKS]
+    trunk = {name: weight for name, weight in drafts[0].weights.items() if name.startswith("encoder.")}
+    made = []
+    for number, (plan, rank) in enumerate(zip((drafts[0], *drafts), (0, 4, 20, 0), strict=True)):
+        weights = {**plan.weights, **(adapted(trunk, rank, number) if rank else trunk)}
+        manifest = replace(plan.manifest, name=f"{architecture}-{number}")
+        made.append(make(directory, replace(plan, weights=weights, manifest=manifest)))
     return made
 
 

@@ -236,3 +236,8 @@ class Traits:
     """That activation."""
     epsilons: Mapping[str, float] = field(default_factory=dict)
     """Of norms that have their own, by the end of their names, such as `embeddings.norm`."""
+
+    @property
+    def composes(self) -> bool:
+        """Whether folding computes a matrix or a table from several parameters, and not each product from its own."""
+        return self.norm == "no_norm" or self.bottleneck is not None or self.relative is not None

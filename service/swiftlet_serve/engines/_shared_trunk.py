@@ -36,41 +36,49 @@ class Readings(NamedTuple):
     places: Sequence[NDArray[np.int64] | None]  # of the positions that its head reads, in that focus; None: all
 
     @classmethod
-    def of(cls, batch: Batch, reads_all: Sequence[bool]) -> Readings:
-        """Joins sequences of the same tokens. `reads_all` says of each head whether it reads all tokens."""
+    def of(cls, batch: Batch, reads_all: Sequence[bool], adapters: Sequence[int]) -> Readings:
+        """Joins sequences of the same tokens and the same adapter.
+
+        `reads_all` says of each head whether it reads all tokens, and `adapters` which adapter the trunk has for it.
+        """
         if len(batch) == 1 and len(batch.focus) and not reads_all[batch.heads[0]]:  # the usual case, sooner
-            return cls(batch.for_trunk(), [0], [None])
+            return cls(batch.for_trunk().for_head(adapters[batch.heads[0]]), [0], [None])
         encodings = batch.encodings()
-        numbers_of: dict[tuple[bytes, bytes, int], int] = {}
-        numbers = [numbers_of.setdefault(_key(encoding), len(numbers_of)) for encoding in encodings]
+        numbers_of: dict[tuple[bytes, bytes, int, int], int] = {}
+        keys = [(*_key(encoding), adapters[encoding.head]) for encoding in encodings]
+        numbers = [numbers_of.setdefault(key, len(numbers_of)) for key in keys]
         read = [_read(encoding, reads_all=reads_all[encoding.head]) for encoding in encodings]
         texts = {number: encoding for encoding, number in zip(encodings, numbers, strict=True)}
         trunk = []
         for number, text in sorted(texts.items()):
             positions = np.concatenate([own for own, other in zip(read, numbers, strict=True) if other == number])
             focus = np.unique(positions)
-            trunk.append(Encoding(text.input_ids, text.token_type_ids, focus, attended=text.attended))
+            adapter = adapters[text.head]
+            trunk.append(Encoding(text.input_ids, text.token_type_ids, focus, attended=text.attended, head=adapter))
         places = [np.searchsorted(trunk[n].focus, own) for own, n in zip(read, numbers, strict=True)]
         return cls(Batch.of(trunk), numbers, places)
 
 
 class SharedTrunk:
-    """The heads of several artifacts on one trunk."""
+    """The heads of several artifacts on one trunk, which may have an adapter for each head."""
 
     runs_network: ClassVar[bool] = True
 
-    def __init__(self, trunk: Engine, heads: Sequence[Head]) -> None:
-        self._trunk, self._heads = trunk, heads
+    def __init__(self, trunk: Engine, heads: Sequence[Head], adapters: Sequence[int] = ()) -> None:
+        """`adapters` are the numbers of the heads' adapters in the trunk; empty: it has none."""
+        self._trunk, self._heads, self._adapters = trunk, heads, adapters or [0] * len(heads)
         self._reads_all = [head.reads_all for head in heads]
         self._last_call = threading.local()
 
     @property
     def title(self) -> str:
-        return f"{self._trunk.title}, {len(self._heads)} heads on one trunk"
+        count = len(set(self._adapters))
+        adapters = f" in {count} forms" if count > 1 else ""
+        return f"{self._trunk.title}, {len(self._heads)} heads on one trunk{adapters}"
 
     @property
     def cost(self) -> Cost:
-        return replace(self._trunk.cost, shares_trunk=True)
+        return replace(self._trunk.cost, shares_trunk=len(set(self._adapters)) == 1)
 
     @property
     def extra_tolerance(self) -> float:
@@ -91,7 +99,7 @@ class SharedTrunk:
         Raises:
             ValueError: the batch is invalid, as for the engine of the trunk.
         """
-        readings = Readings.of(batch, self._reads_all)
+        readings = Readings.of(batch, self._reads_all, self._adapters)
         hidden = self._trunk.run(readings.trunk)
         given = [
             hidden[number] if places is None else hidden[number][places]

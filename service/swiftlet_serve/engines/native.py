@@ -28,8 +28,9 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate, chain
 from pathlib import Path
@@ -40,7 +41,7 @@ from numpy.typing import NDArray
 
 from swiftlet_models.artifact import Artifact, ArtifactError, Precision
 from swiftlet_models.folded import Array, Folded, FoldingError, Product
-from swiftlet_models.folding import Part, fold_artifact
+from swiftlet_models.folding import MULTIPLE, Part, fold_artifact
 from swiftlet_models.program import (
     GIVEN,
     WORDS,
@@ -56,7 +57,7 @@ from swiftlet_models.program import (
     Rotate,
     Step,
 )
-from swiftlet_models.tensors import Matrix, WeightsError
+from swiftlet_models.tensors import Adapted, Floats, Matrix, Weights, WeightsError, round_to_bf16
 from swiftlet_models.weights import open_weights
 from swiftlet_serve.engines import onnx_cpu
 from swiftlet_serve.engines._matrices import PRECISIONS, finite, stored_ahead
@@ -87,7 +88,7 @@ ERRORS: Final = {
     3: "a parameter is missing",
     5: "the network's sizes contradict each other",
 }
-INTERFACE: Final = 10  # the version of the functions and programs in swiftlet_serve/native
+INTERFACE: Final = 11  # the version of the functions and programs in swiftlet_serve/native
 
 
 def _optional(kind: Any) -> Any:
@@ -124,6 +125,8 @@ class Library:
         size = ctypes.c_int
         self.c.swiftlet_create.argtypes = [size, _Int32s, number, number, size, size, ctypes.POINTER(model)]
         self.c.swiftlet_add_product.argtypes = [model, size, size, _Weights, _Floats, _Floats]
+        self.c.swiftlet_set_adapters.argtypes = [model, size]
+        self.c.swiftlet_add_delta.argtypes = [model, *[size] * 3, _Weights, _Weights]
         self.c.swiftlet_add_vector.argtypes = [model, number, _Floats]
         self.c.swiftlet_add_words.argtypes = [model, size, size, _Weights, _Floats]
         self.c.swiftlet_share_words.argtypes = [model, size, size]
@@ -214,11 +217,13 @@ class Native:
         precision: Precision = "int8",
         files: SealedFiles | None = None,
         source: str = "",
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         """Packs the parameters. `passed_over` holds faster kernels that do not serve, each with the reason.
 
         `precision` is one of `PRECISIONS`. If there are `files`, the weights lie in one of them if possible. `source`
-        identifies what `folded` was made of.
+        identifies what `folded` and `adapters` were made of. Each sequence of a batch has the adapter whose number is
+        in `heads`. Without `adapters`, there is one: what adapters have added to the products of `folded`.
 
         Raises:
             MemoryError: there is not enough memory.
@@ -235,6 +240,9 @@ class Native:
         most = max((product.matrix.shape[1] for product in folded.products.values()), default=0)
         if precision == "int8" and most > library.max_inputs:
             raise FoldingError(f"a product has {most} inputs, more than the {library.max_inputs} of {library.kernel}")
+        folded, own = without_adapter(folded)
+        self._adapters = adapters or [own]
+        self._shapes = {name: product.matrix.shape for name, product in folded.products.items()}
         network = folded, Parameters.of(folded)
         numbers = program_numbers(*network)
         with self._created(numbers) as measured:
@@ -290,6 +298,7 @@ class Native:
         for name in parameters.vectors:
             floats = finite(parameters.vectors[name])
             _check(self._c.swiftlet_add_vector(model, floats.size, floats))
+        self._add_adapters(model, parameters, reads=True)
         self._share_words(model, folded, parameters)
 
     def _add_sizes(self, model: int, folded: Folded, parameters: Parameters) -> None:
@@ -301,7 +310,19 @@ class Native:
             _check(self._c.swiftlet_add_words(model, *table.shape, None, None))
         for vector in parameters.vectors.values():
             _check(self._c.swiftlet_add_vector(model, vector.size, None))
+        self._add_adapters(model, parameters, reads=False)
         self._share_words(model, folded, parameters)
+
+    def _add_adapters(self, model: int, parameters: Parameters, *, reads: bool) -> None:
+        _check(self._c.swiftlet_set_adapters(model, len(self._adapters)))
+        for number, adapter in enumerate(self._adapters):
+            for name, (a, b) in adapter.items():
+                if not len(a) or (len(b), a.shape[1], b.shape[1]) != (*self._shapes[name], len(a)):
+                    raise ValueError("an adapter does not fit its product")
+                rank = len(a) + -len(a) % MULTIPLE
+                a, b = np.pad(a, ((0, rank - len(a)), (0, 0))), np.pad(b, ((0, 0), (0, rank - len(a))))
+                matrices = (round_to_bf16(a), round_to_bf16(b)) if reads else (None, None)
+                _check(self._c.swiftlet_add_delta(model, number, parameters.products[name], rank, *matrices))
 
     def _share_words(self, model: int, folded: Folded, parameters: Parameters) -> None:
         if folded.words is not None and parameters.words_in is not None:
@@ -338,10 +359,12 @@ class Native:
         """
         tokens, rows = len(batch.input_ids), len(batch.offsets) - 1
         offsets = batch.offsets, batch.focus_offsets, batch.candidate_offsets
-        counts, limits = {len(batch.top_k), len(batch.attended)}, {*map(len, offsets)}
-        if len(batch.token_type_ids) != tokens or counts != {rows} or limits != {rows + 1} or batch.heads.any():
+        counts, limits = {len(batch.top_k), len(batch.attended), len(batch.heads)}, {*map(len, offsets)}
+        if len(batch.token_type_ids) != tokens or counts != {rows} or limits != {rows + 1}:
             raise ValueError(ERRORS[2])
-        shapes = batch.row_shapes([self._outputs])
+        if (batch.heads < 0).any() or (batch.heads >= len(self._adapters)).any():
+            raise ValueError(ERRORS[2])
+        shapes = batch.row_shapes([self._outputs] * len(self._adapters))
         # The batch is not validated yet: this bounds the memory. The rows of a valid batch are never longer.
         longest = min(max([0, *(width for _, width in shapes)]), 1 + 2 * self._outputs)
         numbers = np.empty(len(batch.focus) * longest, np.float32)
@@ -393,24 +416,59 @@ def create_heads(artifacts: Sequence[Artifact], threads: int, files: SealedFiles
         FoldingError: no kernel for this CPU supports one of the networks.
         ArtifactError: as `create`.
     """
-    trunk = _native(artifacts[0], threads, files, "trunk")
-    return SharedTrunk(trunk, [_native(artifact, threads, files, "head") for artifact in artifacts])
+    found = [_adapter(artifact) for artifact in artifacts]
+    adapters: list[Adapter] = [] if all(found) else [{}]  # all heads without an adapter have the first one
+    numbers = [0] * len(found)
+    for head, adapter in enumerate(found):
+        if adapter:
+            numbers[head] = len(adapters)
+            adapters.append(adapter)
+    sources = artifacts if any(adapters) else artifacts[:1]
+    trunk = _native(artifacts[0], threads, files, "trunk", adapters, sources)
+    return SharedTrunk(trunk, [_native(artifact, threads, files, "head") for artifact in artifacts], numbers)
 
 
-def _native(artifact: Artifact, threads: int, files: SealedFiles | None, part: Part = "network") -> Native:
+def _adapter(artifact: Artifact) -> Adapter:
+    """Returns what an artifact's adapter adds to its trunk.
+
+    Raises:
+        FoldingError, ArtifactError: as `create_heads`.
+    """
+    with _open(artifact) as weights:
+        if not any(isinstance(weight, Adapted) for weight in weights.values()):
+            return {}
+        return without_adapter(fold_artifact(artifact, weights, part="trunk"))[1]
+
+
+@contextmanager
+def _open(artifact: Artifact) -> Iterator[Weights]:
+    """Opens an artifact's parameters for the duration of a block. Raises ArtifactError if one of them is invalid."""
+    try:
+        with open_weights(artifact.weights) as weights:
+            yield weights
+    except (WeightsError, ValueError) as error:
+        raise ArtifactError(f"{artifact.path.name}: {error}") from None
+
+
+def _native(
+    artifact: Artifact,
+    threads: int,
+    files: SealedFiles | None,
+    part: Part = "network",
+    adapters: Sequence[Adapter] = (),
+    sources: Sequence[Artifact] = (),
+) -> Native:
+    """Loads a part of an artifact's network. `sources` are the artifacts of the adapters."""
     manifest = artifact.manifest
     library, passed_over = select()
     if library is None:
         raise FoldingError("no kernel is compiled for this CPU")
     if manifest.precision not in PRECISIONS:
         raise FoldingError(f"the precision is {manifest.precision}")
-    try:
-        with open_weights(artifact.weights) as weights:
-            folded = fold_artifact(artifact, weights, part=part)
-            source = manifest.files[artifact.weights.name].sha256
-            network = Native(library, folded, passed_over, manifest.precision, files, source)
-    except (WeightsError, ValueError) as error:
-        raise ArtifactError(f"{artifact.path.name}: {error}") from None
+    with _open(artifact) as weights:
+        folded = fold_artifact(artifact, weights, part=part)
+        source = " ".join(each.manifest.files[each.weights.name].sha256 for each in sources or [artifact])
+        network = Native(library, folded, passed_over, manifest.precision, files, source, adapters)
     library.share_cores(threads)
     if passed_over:
         _warn_once(library.kernel, passed_over)
@@ -513,6 +571,21 @@ class Parameters(NamedTuple):
             vectors |= {name: folded.products[name].weight, name + ".bias": folded.products[name].bias}
         shared = (name for name in products if folded.products[name].matrix is folded.words)
         return cls(products, vectors, next(shared, None))
+
+
+Adapter = Mapping[str, tuple[Floats, Floats]]
+"""What an adapter adds to products, by their names: the matrices A (R, K) and B (N, R) of B A x."""
+
+
+def without_adapter(folded: Folded) -> tuple[Folded, Adapter]:
+    """Returns a network without what an adapter adds to its products, and that. Exact products stay as they are."""
+    exact = {step.product for step in folded.program if isinstance(step, Multiply) and step.exact}
+    products, adapter = dict(folded.products), dict[str, tuple[Floats, Floats]]()
+    for name, product in folded.products.items():
+        if isinstance(matrix := product.matrix, Adapted) and name not in exact:
+            products[name] = Product(matrix.base, product.bias)
+            adapter[name] = np.asarray(matrix.a, np.float32), np.asarray(matrix.b, np.float32)
+    return replace(folded, products=products), adapter
 
 
 def _matrices(folded: Folded, parameters: Parameters) -> tuple[list[Product], list[Matrix]]:

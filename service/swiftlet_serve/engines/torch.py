@@ -33,8 +33,8 @@ from swiftlet_models.ragged.network import Network
 from swiftlet_models.ragged.products import MakeProduct, in_floats, in_fp8, in_int8
 from swiftlet_models.ragged.ranking import rows_of
 from swiftlet_models.ragged.static import StaticRunner
-from swiftlet_models.tensors import WeightsError
-from swiftlet_models.weights import read_weights
+from swiftlet_models.tensors import Adapted, WeightsError
+from swiftlet_models.weights import open_weights, read_weights
 from swiftlet_serve.engines._shared_trunk import SharedTrunk
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.machine.devices import CUDA_VISIBLE_DEVICES, NAME
@@ -266,11 +266,14 @@ def create_heads(artifacts: Sequence[Artifact], threads: int) -> Engine:
     Hidden states go through the memory of the host.
 
     Raises:
-        FoldingError: folding does not support one of the networks.
+        FoldingError: folding does not support one of the networks, or an adapter changes one.
         ArtifactError, SetupError: as `create`.
     """
     device, engines = _device(threads), list[RaggedTorch]()
     for artifact in artifacts:
+        with open_weights(artifact.weights) as weights:
+            if any(isinstance(weight, Adapted) for weight in weights.values()):
+                raise FoldingError("an adapter is merged into its encoder")
         model = load_network(artifact)
         parts: tuple[Part, ...] = ("head",) if engines else ("trunk", "head")
         for part in parts:

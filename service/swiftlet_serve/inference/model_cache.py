@@ -35,7 +35,7 @@ from swiftlet_serve.inference.model_source import ModelSource
 log = logging.getLogger(__name__)
 
 NONE: Final = "none"  # instead of a directory: a temporary one, which ends with the process
-CONVERSION: Final = 2  # of checkpoints; a change that makes other artifacts of them gets the next number
+CONVERSION: Final = 3  # of checkpoints; a change that makes other artifacts of them gets the next number
 LIMIT_BYTES: Final = 20 << 30  # of a cache; entries that were used least recently are removed first
 LOCK: Final = ".lock"
 STATE: Final = ".state"  # a file with the hash of the content of files in this state

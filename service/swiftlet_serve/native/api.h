@@ -62,13 +62,14 @@ bool batch_valid(const Model& m, const Batch& batch, std::int64_t candidates) {
         const std::int64_t reads = batch.focus_offsets[b + 1] - batch.focus_offsets[b];
         if (batch.top_k[b] ? count > m.outputs() : count && count != reads) return false;
     }
+    if (!within(batch.adapters, batch.sequences, m.adapters())) return false;
     return within(batch.candidates, candidates, m.outputs()) && within(batch.top_k, batch.sequences, max_tokens);
 }
 
 }  // namespace
 
 // The version of these functions and of programs. Python refuses a library of another version.
-EXPORT int swiftlet_interface() { return 10; }
+EXPORT int swiftlet_interface() { return 11; }
 
 EXPORT const char* swiftlet_kernel() { return Isa::name; }
 
@@ -107,6 +108,15 @@ EXPORT int swiftlet_add_product(Model* model, int n, int k, const std::int8_t* w
     return guarded([&] { return model->add_product(n, k, w, scale, bias), ok; });
 }
 
+// Gives a model several adapters. Those of no product add nothing.
+EXPORT int swiftlet_set_adapters(Model* model, int count) {
+    return guarded([&] { return model->set_adapters(count), ok; });
+}
+
+EXPORT int swiftlet_add_delta(Model* model, int adapter, int product, int rank, const std::int8_t* a, const std::int8_t* b) {
+    return guarded([&] { return model->add_delta(adapter, product, rank, a, b), ok; });
+}
+
 EXPORT int swiftlet_add_vector(Model* model, std::int64_t n, const float* x) {
     return guarded([&] { return model->add_vector(n, x), ok; });
 }
@@ -131,7 +141,7 @@ EXPORT std::int64_t swiftlet_model_bytes(const Model* model) { return static_cas
 EXPORT std::int64_t swiftlet_workspace_bytes() { return static_cast<std::int64_t>(workspace.bytes()); }
 
 // Computes a batch and writes the outputs of the sequences one after another. `arrays` holds, one after another: offsets,
-// focus_offsets and candidate_offsets (sequences + 1 each), top_k and attended (sequences each), ids and token_types (tokens each), focus
+// focus_offsets and candidate_offsets (sequences + 1 each), top_k, attended and adapters (sequences each), ids and token_types (tokens each), focus
 // (reads) and candidates. `given` holds the rows (tokens, width) of a program that reads such, and is null for others.
 // `helped_ns` receives the time of other threads. Several threads may call it at the same time.
 // Returns `wrong_sum` if tiles computed one: then the outputs come from a second computation on vectors.
@@ -144,7 +154,7 @@ EXPORT int swiftlet_run(const Model* model, std::int64_t sequences, std::int64_t
     Batch batch;
     batch.sequences = static_cast<int>(sequences), batch.tokens = static_cast<int>(tokens), batch.reads = static_cast<int>(reads);
     batch.offsets = next(sequences + 1), batch.focus_offsets = next(sequences + 1), batch.candidate_offsets = next(sequences + 1);
-    batch.top_k = next(sequences), batch.attended = next(sequences), batch.ids = next(tokens), batch.token_types = next(tokens);
+    batch.top_k = next(sequences), batch.attended = next(sequences), batch.adapters = next(sequences), batch.ids = next(tokens), batch.token_types = next(tokens);
     batch.focus = next(reads), batch.candidates = next(candidates), batch.given = given;
     if (!batch_valid(*model, batch, candidates)) return bad_batch;
     const auto run = [&] {

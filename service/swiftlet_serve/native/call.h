@@ -292,6 +292,7 @@ class Call::Worker {
             epilogue.residual_stride = program_.stride(s.residual.value);
         }
         if (s.gain != none) epilogue.gain = model_.vector(s.gain);
+        if (const float* added = model_.has_deltas() ? adapt(s) : nullptr) epilogue.residual = added, epilogue.residual_stride = stride;
         if (model_.precision() == Precision::bf16) {
             const FloatRows taken = memory_.floats(k);
             if (s.quantises) take_rows(x, x_stride, count_, k, taken);
@@ -302,6 +303,40 @@ class Call::Worker {
         if (s.quantises) quantise(x, x_stride, count_, k, quantised, s.knows_ranges ? &ranges : nullptr);
         if (s.ranged) epilogue.ranges = &ranges;
         multiply<Int8Product>(quantised, count_, model_.product(s.parameter), rows(s.out), stride, epilogue);
+    }
+
+    // Computes what the adapters of the block's rows add to a product, plus its residual. Returns null if they add nothing. Rows
+    // without an adapter get the residual, or -0, which changes no bit of a sum.
+    const float* adapt(const Step& s) {
+        const int* owner = (reads_ ? call_.read_owner_ : call_.owner_) + first_;
+        const int k = program_.width(s.x.value), x_stride = program_.stride(s.x.value), stride = program_.stride(s.out);
+        const float* residual = s.residual.value == none ? nullptr : rows(s.residual.value) + s.residual.first;
+        float* added = nullptr;
+        for (int row = 0, end; row < count_; row = end) {
+            const std::int64_t adapter = batch_.adapters[owner[row]];
+            for (end = row + 1; end < count_ && batch_.adapters[owner[end]] == adapter;) end++;
+            const Delta* delta = model_.delta(adapter, s.parameter);
+            if (!delta) continue;
+            if (!added) {
+                added = memory_.added.reserve(static_cast<std::size_t>(most_rows) * stride);
+                for (int i = 0; i < count_; i++) {
+                    float* to = added + static_cast<std::size_t>(i) * stride;
+                    if (residual)
+                        std::copy_n(residual + static_cast<std::size_t>(i) * program_.stride(s.residual.value), stride, to);
+                    else
+                        std::fill_n(to, stride, -0.0f);
+                }
+            }
+            const Matrix &a = delta->a, &b = delta->b;
+            float *narrow = memory_.narrow.reserve(static_cast<std::size_t>(most_rows) * a.n), *to = added + static_cast<std::size_t>(row) * stride;
+            const FloatRows x = memory_.adapted(k);
+            take_rows(rows(s.x.value) + static_cast<std::size_t>(row) * x_stride, x_stride, end - row, k, x);
+            multiply<Bf16Product>(x, end - row, a, narrow, a.n);
+            const FloatRows y = memory_.adapted(b.k);
+            take_rows(narrow, a.n, end - row, b.k, y);
+            multiply<Bf16Product>(y, end - row, b, to, stride, {Activation::none, to, stride});
+        }
+        return added;
     }
 
     // In fp32: the few outputs of a head.

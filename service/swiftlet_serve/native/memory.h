@@ -76,12 +76,14 @@ struct Workspace {
     Buffer<int> key_start;
     // Of the tasks that the thread runs.
     Buffer<float> own_values, own_packed, attention, scale, offset, low, high, float_rows, outputs;
+    Buffer<float> adapted_rows, narrow, added;  // of adapters: inputs of products, the outputs of the first ones, and of the second ones
     Buffer<Quantised> quantised_rows;
 
     template <class Function>
     void each(Function&& f) {
         f(values), f(packed), f(maxima), f(index), f(owner), f(read_owner), f(out_start), f(key_start);
         f(own_values), f(own_packed), f(attention), f(scale), f(offset), f(low), f(high), f(float_rows), f(outputs), f(quantised_rows);
+        f(adapted_rows), f(narrow), f(added);
     }
     std::size_t bytes() {
         std::size_t total = 0;
@@ -100,7 +102,10 @@ struct Workspace {
     QuantisedRows quantised(int k) {
         return {quantised_rows.reserve(static_cast<std::size_t>(most_rows) * k), scale.reserve(most_rows), offset.reserve(most_rows)};
     }
-    FloatRows floats(int k) { return {float_rows.reserve(static_cast<std::size_t>(most_rows) * activation_lanes(k) + lanes)}; }
+    FloatRows floats(int k) { return floats(float_rows, k); }
+    // The rows of activations that a product of an adapter reads, beside those of the product that it is added to.
+    FloatRows adapted(int k) { return floats(adapted_rows, k); }
+    static FloatRows floats(Buffer<float>& buffer, int k) { return {buffer.reserve(static_cast<std::size_t>(most_rows) * activation_lanes(k) + lanes)}; }
 };
 thread_local Workspace workspace;
 
@@ -203,6 +208,7 @@ class Region {
 class PackedMatrix {
    public:
     // w is (n, k), int8 with a scale per output, or bf16 numbers without scales. A region that is not filled takes none of them.
+    // The bias is zeros if it is null.
     PackedMatrix(Precision precision, int n, int k, const std::int8_t* w, const float* scale, const float* bias, Region& region) : n_(n) {
         m_.n = round_up(n, lanes), m_.k = k, m_.precision = precision;
         const bool fills = region.fills();
@@ -224,7 +230,7 @@ class PackedMatrix {
             for (int c = 0; fills && c < m_.n; c++) numbers[c] = c < n ? of(c) : 0;
             return numbers;
         };
-        m_.bias = outputs([&](int c) { return bias[c]; });
+        m_.bias = outputs([&](int c) { return bias ? bias[c] : 0; });
         if (precision == Precision::bf16) return;
         m_.scale = outputs([&](int c) { return scale[c]; });
         m_.sums = outputs([&](int c) {

@@ -25,10 +25,16 @@ struct Batch {
     const std::int64_t *top_k, *candidates, *candidate_offsets;
     const float* given = nullptr;  // (tokens, width): the rows of a program that reads such
     const std::int64_t* attended;  // (sequences,): the tokens of a sequence that its tokens attend to, from the first one on
+    const std::int64_t* adapters;  // (sequences,): the adapter of each sequence
     int sequences, tokens, reads;
 
     int length(int b) const { return static_cast<int>(offsets[b + 1] - offsets[b]); }
     int keys(int b) const { return static_cast<int>(attended[b]); }
+};
+
+// What an adapter adds to a product: b a x. Both are bf16.
+struct Delta {
+    PackedMatrix a, b;  // (rank, k) and (n, rank)
 };
 
 class Model {
@@ -52,6 +58,25 @@ class Model {
             require(!region_.fills() || !std::memchr(w, -128 & 255, static_cast<std::size_t>(n) * k));
         }
         products_.emplace_back(precision_, n, k, w, scale, bias, region_);
+    }
+    // A model has one adapter that adds nothing, or `count` adapters, whose products are added next.
+    void set_adapters(int count) {
+        require(count >= 1 && count <= max_adapters && deltas_.empty());
+        deltas_of_.assign(count, {});
+    }
+    // a is (rank, k) and b (n, rank), both in bf16. Throws Missing if there is no such product.
+    void add_delta(int adapter, int product, int rank, const std::int8_t* a, const std::int8_t* b) {
+        require(adapter >= 0 && adapter < adapters() && rank >= 1 && rank <= max_inputs_bf16 && rank % multiple == 0);
+        if (product < 0 || product >= static_cast<int>(products_.size())) throw Missing();
+        const PackedMatrix& to = products_[product];
+        const int k = this->product(product).k;
+        require(k <= max_inputs_bf16);
+        std::vector<int>& own = deltas_of_[adapter];
+        own.resize(products_.size(), none);
+        require(own[product] == none);
+        own[product] = static_cast<int>(deltas_.size());
+        PackedMatrix first(Precision::bf16, rank, k, a, nullptr, nullptr, region_);
+        deltas_.push_back({first, PackedMatrix(Precision::bf16, to.rows(), rank, b, nullptr, nullptr, region_)});
     }
     void add_vector(std::size_t n, const float* x) {
         require(n >= 1 && n <= max_numbers);
@@ -92,6 +117,13 @@ class Model {
     }
 
     const Matrix& product(int number) const { return products_[number]; }
+    int adapters() const { return static_cast<int>(deltas_of_.size()); }
+    bool has_deltas() const { return !deltas_.empty(); }
+    // What an adapter adds to a product; null if it adds nothing.
+    const Delta* delta(std::int64_t adapter, int product) const {
+        const std::vector<int>& own = deltas_of_[adapter];
+        return product >= static_cast<int>(own.size()) || own[product] == none ? nullptr : &deltas_[own[product]];
+    }
     const float* vector(int number) const { return vectors_[number].data; }
     const float* position_bias(int number) const { return number == none ? nullptr : padded_[number].get(); }
     // What distances add to the scores of a step of attention that has `relative_rows`. `on_tiles` is that of the thread.
@@ -143,6 +175,7 @@ class Model {
                 if (s.parameter >= static_cast<int>(products_.size())) throw Missing();
                 require(products_[s.parameter].is(width, program_.width(s.x.value)));
                 if (s.gain != none) is(s.gain, width);
+                for (int adapter = 0; adapter < adapters(); adapter++) require(s.gain == none || !delta(adapter, s.parameter));
                 break;
             case Kind::norm:
                 is(s.parameter, width);
@@ -224,6 +257,8 @@ class Model {
     Precision precision_;
     Program program_;
     std::vector<PackedMatrix> products_;
+    std::vector<Delta> deltas_;
+    std::vector<std::vector<int>> deltas_of_{1};  // of each adapter, the delta of each product; shorter if the rest has none
     std::vector<Vector> vectors_;
     std::vector<Buffer<float>> padded_;  // the position biases
     std::vector<std::array<Buffer<float>, 2>> tables_;  // the packed keys of distances, without tiles and on tiles

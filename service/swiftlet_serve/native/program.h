@@ -30,6 +30,7 @@ inline void require(bool condition) {
 constexpr int max_size = 1 << 24;      // of a dimension: sums of a few of them fit an int
 constexpr std::size_t max_numbers = std::size_t{1} << 40;  // of a vector
 constexpr int max_steps = 1 << 16;
+constexpr int max_adapters = 1 << 12;
 constexpr int multiple = 16;           // the widths are multiples of the widest vector, and of a group of inputs
 constexpr int numbers_per_step = 17;
 constexpr int none = -1;

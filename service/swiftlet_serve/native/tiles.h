@@ -158,9 +158,12 @@ void multiply_on_tiles(const typename P::Rows& x, int rows, const Matrix& m, flo
             }
             with_constant<4>(width / lanes, [&](auto c) {
                 float* to = out + first * stride;
-                if (own.residual)
+                const bool relu = own.activation == Activation::relu;
+                if (own.residual && relu)
+                    finish_rows<c, true, true, P>(sums, live, ahead, per_row, part, m, column, to, stride, own);
+                else if (own.residual)
                     finish_rows<c, false, true, P>(sums, live, ahead, per_row, part, m, column, to, stride, own);
-                else if (own.activation == Activation::relu)
+                else if (relu)
                     finish_rows<c, true, false, P>(sums, live, ahead, per_row, part, m, column, to, stride, own);
                 else
                     finish_rows<c, false, false, P>(sums, live, ahead, per_row, part, m, column, to, stride, own);

@@ -125,6 +125,8 @@ def import_checkpoint(
         others = " nor ".join(form[0].name for form in unread)
         report(f"the weights are those in {weights[0].name}, and not those in {others}")
     with found.open(origin) as converted:
+        if converted.merged:
+            report(f"the adapter is merged into its base, whose weights it does not share: {converted.merged}")
         if "auto_map" in sources.read_config(found.directory / "config.json"):
             network = converted.architecture
             report(f"config.json names code (auto_map), which is not run: the network is read as {network}")

@@ -45,7 +45,7 @@ class Batch:
     candidates: NDArray[np.int64]  # (M,): columns that take part in top-k, or the targets of `Scored` sequences
     candidate_offsets: NDArray[np.int64]  # (B + 1,): as focus_offsets, for candidates
     attended: NDArray[np.int64]  # (B,): the tokens of a sequence that its tokens attend to, from the first one on
-    heads: NDArray[np.int64]  # (B,): the head that reads a sequence, among those of the trunk
+    heads: NDArray[np.int64]  # (B,): the head that reads a sequence, or in a trunk the adapter that changes it
     given: NDArray[np.float32] | None = None  # (T, H): the hidden states, if the network is a head alone
 
     @classmethod
@@ -93,7 +93,7 @@ class Batch:
     @property
     def arrays(self) -> tuple[NDArray[np.int64], ...]:
         """The numbers of the sequences, in the order of the C++ interface: offsets come first."""
-        counts = self.offsets, self.focus_offsets, self.candidate_offsets, self.top_k, self.attended
+        counts = self.offsets, self.focus_offsets, self.candidate_offsets, self.top_k, self.attended, self.heads
         return *counts, self.input_ids, self.token_type_ids, self.focus, self.candidates
 
     def encodings(self) -> list[Encoding]:

@@ -120,6 +120,8 @@ const std::map<std::string, Invoke> calls = {
     {"swiftlet_max_inputs", callable(swiftlet_max_inputs)},
     {"swiftlet_create", callable(swiftlet_create)},
     {"swiftlet_add_product", callable(swiftlet_add_product)},
+    {"swiftlet_set_adapters", callable(swiftlet_set_adapters)},
+    {"swiftlet_add_delta", callable(swiftlet_add_delta)},
     {"swiftlet_add_vector", callable(swiftlet_add_vector)},
     {"swiftlet_add_words", callable(swiftlet_add_words)},
     {"swiftlet_share_words", callable(swiftlet_share_words)},
