@@ -16,7 +16,6 @@ from swiftlet_serve.errors import SwiftletError, Unprocessable, invalid_value
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.model_endpoint import (
     MARGIN,
-    MAX_INLINE_SEQUENCES,
     Endpoint,
     TaskResponse,
     check_response_size,
@@ -83,7 +82,7 @@ class BatchEndpoint(Endpoint):
         record, started = request.record, time.monotonic()
         record.body_bytes, record.task = len(request.body), "batch"
         self._reserve(request, started)
-        body = bodies.parse(BatchRequest, request.body)
+        body = await self._off_loop(request, bodies.parse, BatchRequest, request.body)
         members = [await self._member(request, number, body) for number in range(len(body.requests))]
         record.add_stage("parse", started, time.monotonic())
         if (limiter := self._runtime.rate_limiter) is not None:
@@ -96,10 +95,7 @@ class BatchEndpoint(Endpoint):
         answers = await self._answer(request, members, partial=body.partial)
         _summarise(record, members)
         pipeline = next((member.pipeline for member in members if isinstance(member, Member)), None)
-        if pipeline is None or record.sequences <= MAX_INLINE_SEQUENCES:
-            response = _render(members, answers)
-        else:
-            response = await pipeline.run_in_thread(_render, members, answers)
+        response = await self._off_loop(request, _render, members, answers)
         request.check_deadline(time.monotonic())
         engine = "" if pipeline is None else pipeline.model.engine_name
         response.raw_headers += compute_headers(record, engine)
@@ -121,7 +117,7 @@ class BatchEndpoint(Endpoint):
         """
         while True:
             try:
-                return self._parse(request, dict(body.requests[number]))
+                return await self._off_loop(request, self._parse, request, dict(body.requests[number]))
             except ModelLoading as missing:
                 await self._wait_for_model(missing, request)
             except SwiftletError as error:
