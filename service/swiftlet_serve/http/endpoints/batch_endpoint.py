@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, NamedTuple
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from swiftlet_models.turns import in_turns
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SwiftletError, Unprocessable, invalid_value
 from swiftlet_serve.http.endpoints import bodies
@@ -83,7 +84,7 @@ class BatchEndpoint(Endpoint):
         record.body_bytes, record.task = len(request.body), "batch"
         self._reserve(request, started)
         body = await self._off_loop(request, bodies.parse, BatchRequest, request.body)
-        members = [await self._member(request, number, body) for number in range(len(body.requests))]
+        members = await self._members(request, body)
         record.add_stage("parse", started, time.monotonic())
         if (limiter := self._runtime.rate_limiter) is not None:
             limiter.check_tokens(record.account, now := time.monotonic())
@@ -109,22 +110,33 @@ class BatchEndpoint(Endpoint):
             await self._sign(request, answered, plain, response)
         return response
 
-    async def _member(self, request: Request, number: int, body: BatchRequest) -> Member | SwiftletError:
-        """Returns one of the requests, or its error if the batch is partial.
+    async def _members(self, request: Request, body: BatchRequest) -> list[Member | SwiftletError]:
+        """Returns the requests, or their errors if the batch is partial.
 
         Raises:
-            SwiftletError: it is invalid.
+            SwiftletError: one is invalid.
         """
+        members: list[Member | SwiftletError] = []
         while True:
             try:
-                return await self._off_loop(request, self._parse, request, dict(body.requests[number]))
+                await self._off_loop(request, self._add_members, members, request, body)
             except ModelLoading as missing:
                 await self._wait_for_model(missing, request)
+            else:
+                return members
+
+    def _add_members(self, members: list[Member | SwiftletError], request: Request, body: BatchRequest) -> None:
+        """Adds the requests that are not among the members, with the errors of `_members` and ModelLoading."""
+        for fields in in_turns(body.requests[len(members) :]):
+            try:
+                members.append(self._parse(request, dict(fields)))
+            except ModelLoading:
+                raise
             except SwiftletError as error:
-                own = _located(error, number)
+                own = _located(error, len(members))
                 if not body.partial:
                     raise own from None
-                return own
+                members.append(own)
 
     def _parse(self, request: Request, fields: dict[str, Any]) -> Member:
         name = fields.pop("task", None)

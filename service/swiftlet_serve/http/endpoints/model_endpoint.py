@@ -36,9 +36,9 @@ MARGIN: Final = 4
 MAX_INLINE_SEQUENCES: Final = 64
 """Maximum sequences of a request whose response is written on the event loop: 64 vectors take 0.5 ms."""
 
-MAX_INLINE_BYTES: Final = 1 << 14
-"""Maximum size of a body that is translated on the event loop, and whose response and receipt are written there: 2,500
-options of questions take 4 ms to translate."""
+MAX_INLINE_BYTES: Final = 1 << 12
+"""Maximum size of a body that is translated on the event loop, and whose response and receipt are written there. Short
+questions of this size take 2 ms to translate."""
 
 COMPUTE_HEADERS: Final = (
     "X-Compute-Type",
