@@ -36,6 +36,7 @@ from swiftlet_models.encodings import Chunk, Encoding, Ids, Text, TextTooLong, T
 from swiftlet_models.piece_texts import PieceTexts
 from swiftlet_models.sequence_template import SequenceTemplate, Slot
 from swiftlet_models.token_ranges import first_length, mirrored, pair_lengths, window_ranges
+from swiftlet_models.turns import in_turns
 from swiftlet_models.word_pieces import Rows, WordPieces
 
 RIGHT: Final = Reading()
@@ -167,7 +168,7 @@ class Tokenizer:
         parts = [part for text in texts for part in ((text,) if isinstance(text, str) else text)]
         encoded = iter(self._ids(parts, mask=mask))
         encodings = []
-        for index, text in enumerate(texts):
+        for index, text in enumerate(in_turns(texts)):
             ids = [next(encoded)] if isinstance(text, str) else [next(encoded), next(encoded)]
             limit = max_tokens - self._templates[len(ids) == 2].special_count
             left_out = max(0, sum(map(len, ids)) - limit)
@@ -191,7 +192,7 @@ class Tokenizer:
         """
         before, after = self.special_ends
         encodings = []
-        for index, row in enumerate(rows):
+        for index, row in enumerate(in_turns(rows)):
             ids, end = list(row), len(row) - len(after)
             is_framed = len(before) <= end and ids[: len(before)] == before and ids[end:] == after
             if is_framed:
@@ -220,7 +221,7 @@ class Tokenizer:
         limit, encodings = max_tokens - self._templates[True].special_count, []
         ids = self._ids([*texts, *others], mask=False)
         for text, first in enumerate(ids[: len(texts)]):
-            for number, second in enumerate(ids[len(texts) :], start=len(texts)):
+            for number, second in enumerate(in_turns(ids[len(texts) :]), start=len(texts)):
                 length = first_length(len(first), len(second), limit)
                 tokens = len(first) + len(second) + self._templates[True].special_count
                 if length is None:
@@ -247,7 +248,7 @@ class Tokenizer:
         encoded = iter(self._ids([part for pair in parts for part in pair], mask=False))
         start = self._ids([prefix], mask=False)[0] if prefix else _array([])
         encodings: list[Encoding] = []
-        for index, pair in enumerate(parts):
+        for index, pair in enumerate(in_turns(parts)):
             ids, specials = [next(encoded) for _ in pair], self._templates[len(pair) == 2].special_count
             count = sum(map(len, ids)) + specials
             windows = [ids]
@@ -310,7 +311,7 @@ class Tokenizer:
             ValueError: `stride` is not less than `size`.
         """
         ranges = self._ranges(len(context), size, stride)
-        return [self._window(question, context, question_index, start, stop) for start, stop in ranges]
+        return [self._window(question, context, question_index, start, stop) for start, stop in in_turns(ranges)]
 
     def sequence(self, text: TokenizedText) -> tuple[Ids, Ids, int]:
         """Returns a text with its special tokens: input ids, token type ids, and the position of its first token."""
@@ -327,7 +328,7 @@ class Tokenizer:
             ValueError: `stride` is not less than `size`.
         """
         chunks = []
-        for start, stop in self._ranges(len(text), size, stride):
+        for start, stop in in_turns(self._ranges(len(text), size, stride)):
             tokens = text.part(start, stop)
             input_ids, token_type_ids, first = self.sequence(tokens)
             focus = np.arange(first, first + len(tokens))
@@ -388,7 +389,7 @@ class Tokenizer:
 
     def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """Returns the text of each row of ids. Equals `decode` of transformers."""
-        return [self._write(row) for row in rows]
+        return [self._write(row) for row in in_turns(rows)]
 
     def _write(self, ids: Sequence[int]) -> str:
         text = None if self._piece_texts is None else self._piece_texts.write(ids)
@@ -506,7 +507,7 @@ def _each(
     texts: Sequence[str], own: Callable[[str], Result | None], of_library: Callable[[list[str]], list[Result]]
 ) -> list[Result]:
     """Returns the result for each text: its own, or the library's, which takes all texts without one at once."""
-    results = [*map(own, texts)]
+    results = [*map(own, in_turns(texts))]
     left = [text for text, result in zip(texts, results, strict=True) if result is None]
     if not left:
         return cast(list[Result], results)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
 from swiftlet_serve.errors import DeadlineExceeded
-from swiftlet_serve.scheduling.dispatcher import Dispatcher
+from swiftlet_serve.scheduling.dispatcher import PART, Dispatcher
 from swiftlet_serve.scheduling.load import BULK_EVERY
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from swiftlet_serve.types import Batch, Cost
 from tests.support.fakes import (
+    RAGGED,
     Engine,
     ManualEngine,
     ManualExecutor,
@@ -21,6 +23,7 @@ from tests.support.fakes import (
     encoding,
     one_core,
     row_of,
+    rows_of,
     settle,
     soon,
     submit,
@@ -248,3 +251,70 @@ async def test_dispatcher_records_the_stages_of_a_request():
     assert record.stages.keys() == {"queue", "batch", "infer"}
     assert all(span.duration_s >= 0 for span in record.stages.values())
     assert record.batch_size == 3
+
+
+async def test_many_sequences_are_queued_as_calls_take_them_and_count_at_once():
+    """No iteration of the event loop queues all of them, and admission knows all of them."""
+    executor = ManualExecutor(1)
+    dispatcher = Dispatcher(executor)
+    (queue, *_) = dispatcher.add_model("model").queues
+    rows = dispatcher.submit("model", [encoding(tag % 100) for tag in range(5 * RAGGED.max_rows + 1)], soon())
+    assert dispatcher.queued_tokens == 4 * len(rows)
+    while not all(row.done() for row in rows):
+        await settle()
+        assert len([*queue]) <= RAGGED.max_rows
+        assert dispatcher.queued_tokens == 4 * (len(rows) - sum(map(len, executor.asked)))
+        executor.calls.get_nowait().set_result(rows_of(executor.asked[-1]))
+        await settle()
+    assert [len(asked) for asked in executor.asked] == [RAGGED.max_rows] * 5 + [1]
+    assert [row.result().tolist() for row in rows] == [row_of(tag % 100).tolist() for tag in range(len(rows))]
+    assert (dispatcher.queued_tokens, queue.lanes) == (0, {})
+
+
+async def test_an_iteration_of_the_event_loop_queues_a_part():
+    """However many sequences the next call takes."""
+    dispatcher = Dispatcher(ManualExecutor(1, replace(RAGGED, max_rows=4096, max_tokens=1 << 16)))
+    (queue, *_) = dispatcher.add_model("model").queues
+    for _ in range(2):
+        dispatcher.submit("model", [encoding(tag) for tag in range(2 * PART)], soon())
+    waiting = [0]
+    for _ in range(6):
+        await asyncio.sleep(0)
+        waiting.append(len([*queue]))
+    assert waiting == [0, 0, PART, 2 * PART, 3 * PART, 3 * PART, 3 * PART]
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("factor", [0.5, 2, 5])
+async def test_a_short_request_beside_many_sequences_is_in_the_very_next_call(cores, factor):
+    """Also if calls take longer than predicted."""
+    now = [0.0]
+    executor = ManualExecutor(cores)
+    dispatcher = Dispatcher(executor, clock=lambda: now[0])
+    model = dispatcher.add_model("model")
+    call_s = model.latency.batch_s([4] * RAGGED.max_rows)
+    dispatcher._learn = lambda *_: None  # type: ignore[method-assign]
+    dispatcher.submit("model", [encoding(1) for _ in range(20 * RAGGED.max_rows)], 1e9)
+    for _ in range(8):
+        await settle()
+        now[0] += factor * call_s / cores
+        executor.calls.get_nowait().set_result(rows_of([1] * RAGGED.max_rows))
+    await settle()
+    started = len(executor.asked)
+    dispatcher.submit("model", [encoding(2)], 1e9)
+    executor.calls.get_nowait().set_result(rows_of([1] * RAGGED.max_rows))
+    await settle()
+
+    assert [2 in asked for asked in executor.asked[started:]] == [True]
+
+
+async def test_sequences_whose_caller_goes_before_they_are_queued_leave_nothing():
+    executor = ManualExecutor(1)
+    dispatcher = Dispatcher(executor)
+    (queue, *_) = dispatcher.add_model("model").queues
+    for row in dispatcher.submit("model", [encoding(1) for _ in range(2 * PART)], soon()):
+        row.cancel()
+    for _ in range(4):
+        await settle()
+
+    assert (executor.asked, dispatcher.queued_tokens, queue.lanes) == ([], 0, {})

@@ -121,13 +121,13 @@ class Catalog:
         self._other_names = {**USUAL_NAMES, **(names or {})}
         self.pipelines: dict[str, Pipeline] = {}  # the default version of each model that is in memory, by name
         self.tasks: dict[str, Pipeline] = {}  # the first of them for each task
-        self._models: dict[str, ServedVersions] = {}
-        self._first_names: dict[str, str] = {}  # the name of the first model of each task
+        # The models, and the name of the first one of each task. Other threads read them: both change at once.
+        self._served: tuple[Mapping[str, ServedVersions], Mapping[str, str]] = {}, {}
 
     @property
     def models(self) -> Mapping[str, ServedVersions]:
         """The models by name."""
-        return self._models
+        return self._served[0]
 
     @property
     def names(self) -> Mapping[str, Pipeline]:
@@ -146,12 +146,12 @@ class Catalog:
         """
         for name in names:
             meant = self._other_names[name]
-            if name in self._models or name in tasks.names():
+            if name in self.models or name in tasks.names():
                 raise SetupError(f"The further name {name!r} in model_names is already that of a model or a task.")
             try:
                 self.find(name)
             except NotFound:
-                known = ", ".join([*self._models, *self._first_names])
+                known = ", ".join([*self.models, *self._served[1]])
                 raise SetupError(f"model_names: {name}={meant} means no served model. Use one of {known}.") from None
 
     def update(self, models: Mapping[str, ServedVersions]) -> None:
@@ -167,20 +167,20 @@ class Catalog:
             for answered_task in tasks.answered_by(task)
             if answered_task not in own
         ]
-        self._models = dict(models)
-        self._first_names = {}
+        first_names: dict[str, str] = {}
         # Other objects hold these two dictionaries, which therefore stay the same objects.
         self.pipelines.clear()
         self.tasks.clear()
         for task, name in answered:
-            served = self._models[name]
+            served = models[name]
             pipeline = served.pipelines[served.aliases[DEFAULT]]
             if pipeline is not None and task not in pipeline.model.task_names:
                 continue
-            self._first_names.setdefault(task, name)
+            first_names.setdefault(task, name)
             if pipeline is not None:
                 self.pipelines.setdefault(name, pipeline)
                 self.tasks.setdefault(task, pipeline.for_task(task))
+        self._served = dict(models), first_names
 
     def pipeline(self, task: str, name: str | None, choice: VersionChoice = ANY) -> Pipeline:
         """Returns the pipeline for a task and the name of a model. The name of the task means its first model, as None.
@@ -208,7 +208,7 @@ class Catalog:
             NotFound: the model or its version does not exist.
             ModelLoading: the version is not in memory.
         """
-        name = next(iter(self._models), "") if name is None else self._meant(name)
+        name = next(iter(self.models), "") if name is None else self._meant(name)
         if (served := self._find(name)) is not None:
             return self._choose(*served, choice)
         if (served := self._first(name)) is not None:
@@ -218,17 +218,18 @@ class Catalog:
     def _meant(self, name: str) -> str:
         """Returns the name of the model or task that a further name means, and any other name as it is."""
         base, at, suffix = name.partition("@")
-        meant = None if base in self._models else self._other_names.get(base)
+        meant = None if base in self.models else self._other_names.get(base)
         return name if meant is None else meant + at + suffix
 
     def _find(self, name: str) -> tuple[str, str, ServedVersions] | None:
         base, _, suffix = name.partition("@")
-        served = self._models.get(base)
+        served = self.models.get(base)
         return None if served is None or (suffix == "" and base != name) else (base, suffix, served)
 
     def _first(self, task: str) -> tuple[str, str, ServedVersions] | None:
-        name = self._first_names.get(task)
-        return None if name is None else (name, "", self._models[name])
+        models, first_names = self._served
+        name = first_names.get(task)
+        return None if name is None else (name, "", models[name])
 
     @staticmethod
     def _choose(name: str, suffix: str, served: ServedVersions, choice: VersionChoice) -> Pipeline:

@@ -86,7 +86,16 @@ class EnsembleModel(OpenModel):
         card = {"summary": f"The mean of the {mean} of {' and '.join(manifest.name for manifest in manifests)}."}
         artifact = Artifact(Path(name), manifest, digest)  # a description without files
         return cls(
-            artifact, first.tokenizer, task, first.task_name, None, first.engine_name, card, None, members=members, mean=mean
+            artifact,
+            first.tokenizer,
+            task,
+            first.task_name,
+            None,
+            first.engine_name,
+            card,
+            None,
+            members=members,
+            mean=mean,
         )
 
     @property

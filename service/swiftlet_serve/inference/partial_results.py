@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any, Final, Generic, NamedTuple
 
 from swiftlet_models.checkpoint_tokenizer import TokenizerFault
+from swiftlet_models.turns import in_turns
 from swiftlet_serve.errors import Internal, SwiftletError, Unprocessable
 from swiftlet_serve.tasks._requests import Request, failure, text_pointers
 from swiftlet_serve.types import EncodingT, Outcome, RequestT, Task
@@ -40,7 +41,7 @@ def encode(task: Task[RequestT, EncodingT], request: RequestT) -> list[Input[Req
     requests = task.split(request) if isinstance(request, Request) and request.partial else []
     if len(requests) < 2:
         return [Input(request, encode_whole(task, request))]
-    return [_encode(task, part) for part in requests]
+    return [_encode(task, part) for part in in_turns(requests)]
 
 
 def encode_whole(task: Task[RequestT, EncodingT], request: RequestT) -> Sequence[EncodingT]:
@@ -84,7 +85,7 @@ def decode(task: Task[Any, Any], inputs: Sequence[Input[Any, Any]], outcomes: Se
     if len(pairs) == 1:
         ((only, own),) = pairs
         return _decode(task, only, own)
-    return [_decode_or_error(task, input_, own) for input_, own in pairs]
+    return [_decode_or_error(task, input_, own) for input_, own in in_turns(pairs)]
 
 
 def _encode(task: Task[RequestT, EncodingT], request: RequestT) -> Input[RequestT, EncodingT]:

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from swiftlet_models.encodings import Encoding
 from swiftlet_serve.errors import DeadlineExceeded, FieldError, Internal, NotFound, Unavailable, Unprocessable
-from swiftlet_serve.inference import partial_results
+from swiftlet_serve.inference import partial_results, text_threads
 from swiftlet_serve.inference.kept_rows import KeptRows
 from swiftlet_serve.inference.loading import OpenModel
 from swiftlet_serve.inference.partial_results import Input
@@ -199,6 +199,8 @@ class Pipeline:
                     lengths += [len(sequence.input_ids) for sequence in sequences if not sequence.looked_up]
                     check_size(self.model.task, sequences, self._settings.max_queued_tokens)
                     check_duration(lengths, self._scheduler.minimum_s, self._longest_s)
+                    if len(lengths) > MAX_SEQUENCES:  # checking them takes milliseconds, and so does queueing them
+                        await asyncio.sleep(0)
                 finally:
                     if together is not None:
                         together.arrive()
@@ -276,7 +278,8 @@ class Pipeline:
         record: RequestRecord | None,
     ) -> object:
         started = time.monotonic()
-        if sum(map(_values, sequences, outcomes)) + VALUES_OF_A_ROW * len(sequences) <= MAX_INLINE_VALUES:
+        room = MAX_INLINE_VALUES - VALUES_OF_A_ROW * len(sequences)
+        if room >= 0 and sum(map(_values, sequences, outcomes)) <= room:
             answer = partial_results.decode(self.model.task, inputs, outcomes)
         else:
             answer = await self.run_in_thread(partial_results.decode, self.model.task, inputs, outcomes)
@@ -286,7 +289,7 @@ class Pipeline:
 
     async def run_in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs a function on a thread. Long texts must not block the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
+        return await text_threads.run_in_thread(self._threads, function, *args, **kwargs)
 
 
 def wrong_task() -> NotFound:
@@ -347,13 +350,22 @@ async def _gather(rows: Sequence[Awaitable[Row]], keeps: type[Exception] | tuple
     try:
         if len(futures) == 1 and not keeps:
             return [await futures[0]]
-        waiting = set(futures)
-        while waiting:
-            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
-            errors = [error for future in done if (error := future.exception()) is not None]
-            for error in errors:
-                if not isinstance(error, keeps):
-                    raise error
+        left, failed, ended = len(futures), list[asyncio.Future[Row]](), asyncio.Event()
+
+        def on_done(future: asyncio.Future[Row]) -> None:
+            nonlocal left
+            left -= 1
+            if future.cancelled() or not (future.exception() is None or isinstance(future.exception(), keeps)):
+                failed.append(future)
+            if failed or not left:
+                ended.set()
+
+        for future in futures:  # asyncio.wait takes several times as long
+            future.add_done_callback(on_done)
+        if futures:
+            await ended.wait()
+        for future in failed:
+            future.result()
         return [future.exception() or future.result() for future in futures]
     finally:
         for future in futures:

@@ -7,10 +7,11 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError, draining, engine_unavailable
+from swiftlet_serve.inference import text_threads
 from swiftlet_serve.inference.catalog import DEFAULT, Catalog, ModelLoading, ServedVersions
 from swiftlet_serve.inference.ensemble import combine
 from swiftlet_serve.inference.loading import OpenModel
@@ -24,6 +25,9 @@ from swiftlet_serve.telemetry.snapshot import RepositoryState, Snapshot
 from swiftlet_serve.types import Deadline
 
 log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Place(NamedTuple):
@@ -115,6 +119,10 @@ class Runtime(ABC):
     @abstractmethod
     async def snapshot(self) -> Snapshot:
         """Returns the current state of the server. Must be awaited on `loop`."""
+
+    async def run_in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs a function on a thread. Long texts must not block the event loop."""
+        return await text_threads.run_in_thread(self._threads, function, *args, **kwargs)
 
     @property
     def is_open(self) -> bool:

@@ -8,13 +8,10 @@ from itertools import islice
 from typing import Final
 
 from swiftlet_serve.scheduling.latency_model import LatencyModel
-from swiftlet_serve.scheduling.queue import QueuedSequence, SequenceQueue
-
-LOOKAHEAD: Final = 256
-"""Number of queued sequences among which a batch is chosen, unless the engine's batches are larger."""
+from swiftlet_serve.scheduling.queue import LOOKAHEAD, QueuedSequence, SequenceQueue
 
 ENOUGH: Final = 2
-"""The look ends at this multiple of the tokens that fit, if the engine does not pad: similar lengths gain nothing."""
+"""The look ends at this multiple of what fits, if the engine does not pad: similar lengths gain nothing."""
 
 
 def choose(
@@ -42,8 +39,9 @@ def choose(
     latency, cost = queue.model.latency, queue.model.latency.cost
     pads = cost.padded or cost.padded_attention
     enough = math.inf if pads else ENOUGH * min(token_budget, cost.max_tokens)
+    rows = max(LOOKAHEAD, cost.max_rows) if pads else ENOUGH * cost.max_rows
     dropped, startable, lengths, remaining_s, tokens = [], [], [], [], 0
-    for item in islice(queue.in_turn(), max(LOOKAHEAD, cost.max_rows)):
+    for item in islice(queue.in_turn(), rows):
         left, length = item.deadline - now, item.length
         if item.row.done() or left <= 0 or (trusts_predictions and left < latency.single_s(length)):
             dropped.append(item)

@@ -16,7 +16,9 @@ another sequence need not wait for seconds.
 Interactive work goes first. One batch in `BULK_EVERY` is bulk, so that bulk work makes progress. Within a priority,
 clients take turns by `ClientTimes`: each client with work gets an equal share of the engine. One client's sequences
 run in the order of arrival. The second sequence of a request queues as if it arrived when the first one is done, and so
-on. So a request with many sequences lets others of its client pass.
+on. So a request with many sequences lets others of its client pass. Only as many of them are in the queue as the next
+call of each core takes. The others follow once those have started: calls that take longer than predicted make no later
+request wait for all of them. They count in the load from the beginning.
 
 A call can lose its worker process (`WorkerLost`). If the call cannot be the cause, its sequences go back to their
 place in the queue. Otherwise they are suspects: each runs alone, one suspect at a time. A suspect whose call loses the
@@ -32,6 +34,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from swiftlet_models.encodings import Encoding
 from swiftlet_serve.errors import Internal, SwiftletError, deadline_exceeded, log_exception
@@ -39,13 +42,16 @@ from swiftlet_serve.scheduling.batch_planner import choose
 from swiftlet_serve.scheduling.client_times import ClientTimes
 from swiftlet_serve.scheduling.latency_model import CALL_TIMEOUT_S, Utilization, call_limit_s
 from swiftlet_serve.scheduling.load import BULK_EVERY, AdmissionPolicy, Load, RunningCall, wait_s
-from swiftlet_serve.scheduling.queue import ModelQueue, QueuedSequence, SequenceQueue, may_start_long
+from swiftlet_serve.scheduling.queue import ArrivingRequest, ModelQueue, QueuedSequence, SequenceQueue, may_start_long
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from swiftlet_serve.telemetry.request_stats import RequestStats
 from swiftlet_serve.telemetry.snapshot import QueueState
 from swiftlet_serve.types import BatchResult, Deadline, Executor, Priority, Row, WorkerLost
 
 log = logging.getLogger(__name__)
+
+PART: Final = 256
+"""Sequences that are queued in one iteration of the event loop. Each takes 4 µs, and a request has up to 2,048."""
 
 
 class Dispatcher:
@@ -84,6 +90,7 @@ class Dispatcher:
         self._suspect_runs = False
         # Sequences for heads on a trunk that were submitted since the last dispatch.
         self._arrived: dict[tuple[object, ...], QueuedSequence] = {}
+        self._arriving: list[ArrivingRequest] = []  # requests whose sequences are not all queued
         self._scheduled = False  # whether the event loop will call `_dispatch`
 
     def add_model(self, name: str, stats_names: Sequence[str] = ()) -> ModelQueue:
@@ -122,29 +129,77 @@ class Dispatcher:
         A future's exception is DeadlineExceeded if its call could not start in time, or the engine's error. Nothing
         happens at the deadline itself: the caller stops waiting, and cancels the futures that it no longer needs.
         """
-        now, loop, queues = self.clock(), asyncio.get_running_loop(), self.models[model]
-        short, long = queues.short[priority], queues.long[priority]
-        shares_trunk, predict_s = queues.latency.cost.shares_trunk, queues.latency.backlog_s
+        now, create, queues = self.clock(), asyncio.get_running_loop().create_future, self.models[model]
         client = "" if record is None else record.account
-        arrival, rows = now, []
-        added: dict[SequenceQueue, list[QueuedSequence]] = {short: [], long: []}
+        rows = [create() for _ in encodings]
         lengths = [len(encoding.input_ids) for encoding in encodings]
-        has_long = queues.is_long(max(lengths, default=0))
-        for encoding, length in zip(encodings, lengths, strict=True):
-            row = loop.create_future()
+        request = ArrivingRequest(queues, priority, encodings, lengths, rows, deadline, client, record, now, now)
+        if len(rows) > 1 and len(rows) > min(PART, most := queues.most_waiting(lengths)):
+            request.most_waiting = most
+            queues.short[priority].expect(client, lengths)
+            self._arriving.append(request)
+            rows[-1].add_done_callback(lambda _: self._schedule())  # its caller may cancel all of them
+        else:
+            self._queue(request, encodings, lengths, rows)
+        if rows:
+            self._schedule()
+        return rows
+
+    def _queue_arriving(self) -> None:
+        """Queues the next sequences of all requests that have more, while few of theirs wait.
+
+        Their virtual arrival is not before now: if calls take longer than predicted, a later request still goes before
+        those that were not queued. Those of a trunk's heads stay together.
+        """
+        if not self._arriving:
+            return
+        now, size = self.clock(), max(1, PART // len(self._arriving))
+        for request in self._arriving:
+            room = request.most_waiting - request.waiting
+            if room <= 0:
+                continue
+            queue, part = (
+                request.queues.short[request.priority],
+                slice(request.queued, request.queued + min(size, room)),
+            )
+            queue.expect(request.client, request.lengths[part], -1)
+            request.arrival = max(request.arrival, now)
+            self._queue(request, request.encodings[part], request.lengths[part], request.rows[part])
+            request.queued = part.stop
+        self._arriving = [request for request in self._arriving if request.queued < len(request.rows)]
+        if self._has_room():
+            self._schedule()
+
+    def _has_room(self) -> bool:
+        """Returns whether a request has more sequences that may be queued now."""
+        return any(request.waiting < request.most_waiting for request in self._arriving)
+
+    def _queue(
+        self,
+        request: ArrivingRequest,
+        encodings: Sequence[Encoding],
+        lengths: Sequence[int],
+        rows: Sequence[asyncio.Future[Row]],
+    ) -> None:
+        """Queues the next sequences of a request, except those whose caller has gone."""
+        queues, client, record, submitted = request.queues, request.client, request.record, request.submitted
+        short, long, deadline = queues.short[request.priority], queues.long[request.priority], request.deadline
+        shares_trunk, predict_s = queues.latency.cost.shares_trunk, queues.latency.backlog_s
+        added: dict[SequenceQueue, list[QueuedSequence]] = {short: [], long: []}
+        has_long, arrival = queues.is_long(max(lengths, default=0)), request.arrival
+        for encoding, length, row in zip(encodings, lengths, rows, strict=True):
+            if row.done():
+                continue
             queue = long if has_long and queues.is_long(length) else short
-            item = QueuedSequence(encoding, length, deadline, client, arrival, now, row, queue, record)
+            item = QueuedSequence(encoding, length, deadline, client, arrival, submitted, row, queue, record, request)
             row.add_done_callback(item.leave)  # its caller may cancel it
-            rows.append(row)
             if not (shares_trunk and self._join(item)):
                 added[queue].append(item)
                 arrival += predict_s(1, length, length * length)
         for queue, items in added.items():
             if items:
                 queue.add(client, items)
-        if rows:
-            self._schedule()
-        return rows
+        request.arrival = arrival
 
     def _join(self, item: QueuedSequence) -> bool:
         """Has a sequence wait with another one of the same tokens, deadline and client, if one has just arrived."""
@@ -168,7 +223,13 @@ class Dispatcher:
     def _dispatch(self) -> None:
         """Starts a batch on every idle core, as far as the queues have work."""
         self._scheduled = False
+        self._queue_arriving()
         self._arrived.clear()
+        self._start_batches()
+        if self._arriving and not self._calls and self._has_room():  # those that waited were dropped
+            self._schedule()
+
+    def _start_batches(self) -> None:
         while len(self._calls) < self.executor.size:
             batch: list[QueuedSequence] = []
             try:
@@ -184,14 +245,14 @@ class Dispatcher:
 
     def _remove_oldest(self) -> QueuedSequence:
         """Removes the sequence that is next."""
-        queue = min([queue for queue in self._queues if queue.rows], key=lambda queue: queue.turn)
+        queue = min([queue for queue in self._queues if queue.is_ready], key=lambda queue: queue.turn)
         item = next(queue.in_turn())
         queue.remove(item.client, [item])
         return item
 
     def _next_batch(self) -> list[QueuedSequence]:
         """Removes and returns the next batch, from the queue with the sequence that is next; none if none can start."""
-        waiting = [queue for queue in self._queues if queue.rows]
+        waiting = [queue for queue in self._queues if queue.rows and (not self._arriving or queue.is_ready)]
         if not waiting:
             return []
         has_bulk = any(queue.priority == "bulk" for queue in waiting)

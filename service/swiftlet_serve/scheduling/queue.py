@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import sys
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +23,9 @@ from swiftlet_serve.types import Deadline, Executor, Priority, Row
 LONG_S: Final = 0.5
 """A sequence is long if one core is predicted to take this time for it."""
 
+LOOKAHEAD: Final = 256
+"""Number of queued sequences among which a batch is chosen, unless the engine's batches are larger."""
+
 ARRIVAL: Final = attrgetter("arrival")
 
 
@@ -30,6 +35,25 @@ def may_start_long(long_calls: int, cores: int) -> bool:
     Calls of an engine that shares cores use this core as well while it is idle.
     """
     return long_calls < cores - 1
+
+
+@dataclass(eq=False, slots=True)
+class ArrivingRequest:
+    """A request. Many sequences are queued part by part, and all of them count in the load from the beginning."""
+
+    queues: ModelQueue
+    priority: Priority
+    encodings: Sequence[Encoding]
+    lengths: Sequence[int]
+    rows: Sequence[asyncio.Future[Row]]
+    deadline: Deadline
+    client: str
+    record: RequestRecord | None
+    submitted: float
+    arrival: float  # virtual, of the next sequence
+    queued: int = 0  # sequences that were inserted
+    waiting: int = 0  # of those, the ones that wait in a queue
+    most_waiting: int = sys.maxsize
 
 
 @dataclass(eq=False, slots=True)
@@ -45,6 +69,7 @@ class QueuedSequence:
     row: asyncio.Future[Row]
     queue: SequenceQueue
     record: RequestRecord | None  # of its request
+    request: ArrivingRequest
     suspect: bool = False  # whether this sequence may have caused the loss of a worker process
     joined: tuple[QueuedSequence, ...] = ()
     """Sequences of the same tokens and deadline for other heads of the trunk, which start with this one."""
@@ -88,11 +113,12 @@ class Totals:
 class Lane(Totals):
     """The sequences of one client in the order of their virtual arrival. Equal arrivals keep the order of insertion."""
 
-    __slots__ = ("items",)
+    __slots__ = ("expected", "items")
 
     def __init__(self) -> None:
         super().__init__()
         self.items: list[QueuedSequence] = []
+        self.expected = Totals()  # those that count already, and are not among the items
 
     def ahead_of(self, arrival: float) -> tuple[int, int, int]:
         """Returns the rows, tokens and squares that go before a new sequence with this arrival."""
@@ -100,7 +126,8 @@ class Lane(Totals):
             return self.total
         later = self.items[bisect_right(self.items, arrival, key=ARRIVAL) :]
         rows, tokens, squares = work([item.length for item in later])
-        return self.rows - rows, self.tokens - tokens, self.squares - squares
+        last = self.expected
+        return self.rows - rows - last.rows, self.tokens - tokens - last.tokens, self.squares - squares - last.squares
 
     def add(self, items: Sequence[QueuedSequence]) -> None:
         """Inserts sequences, which are in the order of their virtual arrival."""
@@ -156,9 +183,15 @@ class SequenceQueue(Totals):
         return 0.0 if lane is None else self.model.latency.backlog_s(*lane.ahead_of(arrival))
 
     @property
+    def is_ready(self) -> bool:
+        """Whether a sequence waits that is not only expected."""
+        return any(lane.items for lane in self.lanes.values())
+
+    @property
     def turn(self) -> tuple[float, float]:
         """The virtual time of the client that is next, and the virtual arrival of its first sequence."""
-        return min([(self.times.of(client), lane.items[0].arrival) for client, lane in self.lanes.items()])
+        lanes = self.lanes.items()
+        return min([(self.times.of(client), lane.items[0].arrival) for client, lane in lanes if lane.items])
 
     def in_turn(self) -> Iterator[QueuedSequence]:
         """Yields the sequences in the order of fair shares between clients. The queue must not change meanwhile."""
@@ -169,6 +202,7 @@ class SequenceQueue(Totals):
         heads = [
             (self.times.of(client), lane.items[0].arrival, number, lane.items, 0)
             for number, (client, lane) in enumerate(self.lanes.items())
+            if lane.items
         ]
         heapify(heads)
         while heads:
@@ -183,26 +217,42 @@ class SequenceQueue(Totals):
 
     def add(self, client: str, items: Sequence[QueuedSequence]) -> None:
         """Inserts sequences of a client, which are in the order of their virtual arrival."""
+        lane = self._lane(client)
+        lane.add(items)
+        self._count([item.length for item in items], 1, lane, self)
+        for item in items:
+            item.request.waiting += 1
+
+    def expect(self, client: str, lengths: Sequence[int], sign: int = 1) -> None:
+        """Counts sequences of a client before they are inserted, or takes them from the count again."""
+        lane = self._lane(client)
+        self._count(lengths, sign, lane, lane.expected, self)
+        if not lane.rows:
+            del self.lanes[client]
+
+    def _lane(self, client: str) -> Lane:
         lane = self.lanes.get(client)
         if lane is None:
             lane = self.lanes[client] = Lane()
-        lane.add(items)
-        self._count(lane, items, 1)
+        return lane
 
     def remove(self, client: str, items: list[QueuedSequence]) -> bool:
         """Removes those of these sequences of a client that are in the queue. Returns whether there are any."""
         lane = self.lanes.get(client)
         if lane is None or not (removed := lane.remove(items)):
             return False
-        self._count(lane, removed, -1)
-        if not lane.items:
+        self._count([item.length for item in removed], -1, lane, self)
+        for item in removed:
+            item.request.waiting -= 1
+        if not lane.rows:
             del self.lanes[client]
         return True
 
-    def _count(self, lane: Lane, items: Sequence[QueuedSequence], sign: int) -> None:
-        change = work([item.length for item in items])
-        lane.count(*change, sign)
-        self.count(*change, sign)
+    @staticmethod
+    def _count(lengths: Sequence[int], sign: int, *totals: Totals) -> None:
+        change = work(lengths)
+        for total in totals:
+            total.count(*change, sign)
 
 
 class ModelQueue:
@@ -249,6 +299,18 @@ class ModelQueue:
     def max_calls(self) -> int:
         """The number of calls that may run at the same time."""
         return min(self._executor.size, self.latency.cost.max_calls or self._executor.size)
+
+    def most_waiting(self, lengths: Sequence[int]) -> int:
+        """Returns how many sequences of one request wait in a queue at most: those of the next call of each core.
+
+        If the engine pads, more of them wait, so that those of similar lengths find each other. Sequences for the heads
+        of a trunk all wait, so that they can join.
+        """
+        cost = self.latency.cost
+        if cost.shares_trunk:
+            return sys.maxsize
+        rows = self.max_calls * min(cost.max_rows, math.ceil(cost.max_tokens * len(lengths) / max(1, sum(lengths))))
+        return max(rows, LOOKAHEAD) if cost.padded or cost.padded_attention else rows
 
     def is_long(self, length: int) -> bool:
         """Returns whether sequences of a length have a queue of their own, so that they cannot take the last core.

@@ -16,6 +16,7 @@ from swiftlet_models.encodings import TooManyWindows
 from swiftlet_models.labelling import LabelledText, NoRoom, Reader, Scorer, Words
 from swiftlet_models.tensors import Floats, HeadWeights
 from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_models.turns import in_turns
 from swiftlet_serve.errors import invalid_value
 from swiftlet_serve.tasks._entities_requests import (
     DEFAULTS,
@@ -103,7 +104,7 @@ class LabelledEntities(EntitiesTask):
         """Returns the entities of each text, or of the only one if `inputs` is a text."""
         parameters, texts = request.parameters or DEFAULTS, listed(request.inputs)
         found: list[list[tuple[LabelledText, Spans]]] = [[] for _ in texts]
-        for window, row in zip(encodings, rows, strict=True):
+        for window, row in in_turns(zip(encodings, rows, strict=True)):
             spans = self._find(self.scores(window, row), parameters.threshold)
             found[window.text_index].append((window, spans.moved(window.first_word)))
         answers = [self._entities(text, parts, parameters) for text, parts in zip(texts, found, strict=True)]

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models.tensors import Floats
+from swiftlet_models.turns import in_turns
 from swiftlet_serve.tasks._spans import Numbers
 
 Strategy = Literal["none", "simple", "first", "average", "max"]
@@ -53,9 +54,9 @@ class Marks(NamedTuple):
         else:
             words = [probabilities[start:end] for start, end in zip(first.tolist(), stop.tolist(), strict=True)]
             if strategy == "average":
-                own = np.array([word.mean(axis=0) for word in words])
+                own = np.array([word.mean(axis=0) for word in in_turns(words)])
             else:
-                own = np.array([word[word.max(axis=1).argmax()] for word in words])
+                own = np.array([word[word.max(axis=1).argmax()] for word in in_turns(words)])
         return cls.of_tokens(own)._replace(first=first, stop=stop)
 
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from swiftlet_models.artifact import Manifest, Problem
 from swiftlet_models.encodings import Encoding, Text
 from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_models.turns import in_turns
 from swiftlet_serve import tasks
 from swiftlet_serve.tasks import _windows
 from swiftlet_serve.tasks._requests import (
@@ -148,13 +149,13 @@ class Classify(OneByOne):
         parameters = request.parameters or DEFAULTS
         function = parameters.function_to_apply or self.function
         scores = self.scores(parameters, encodings, rows, function)
-        return [self._ranked(each, parameters.top_k) for each in scores]
+        return [self._ranked(each, parameters.top_k) for each in in_turns(scores)]
 
     def scores(
         self, parameters: ClassifyParameters, encodings: Sequence[Encoding], rows: Sequence[Row], function: Function
     ) -> list[list[float]]:
         """Returns the scores of the labels, in their order, of each text."""
-        scores = [FUNCTIONS[function](row[0].tolist()) for row in rows]
+        scores = [FUNCTIONS[function](row[0].tolist()) for row in in_turns(rows)]
         if parameters.truncation != _windows.WINDOW:
             return scores
         join = _windows.JOINS[parameters.window]

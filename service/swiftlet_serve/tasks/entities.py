@@ -19,6 +19,7 @@ from swiftlet_models.encodings import Chunk, Ids, TokenizedText
 from swiftlet_models.probabilities import softmax
 from swiftlet_models.tensors import HeadWeights
 from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_models.turns import in_turns
 from swiftlet_serve.errors import invalid_value
 from swiftlet_serve.tasks._entities_requests import (
     DEFAULTS,
@@ -90,7 +91,7 @@ class Entities(EntitiesTask):
         """Returns the entities of each text, or of the only one if `inputs` is a text."""
         parameters, texts = request.parameters or DEFAULTS, listed(request.inputs)
         entities: list[list[dict[str, Any]]] = [[] for _ in texts]
-        for chunk, row in zip(encodings, rows, strict=True):
+        for chunk, row in in_turns(zip(encodings, rows, strict=True)):
             entities[chunk.text_index] += self._find(texts[chunk.text_index], chunk, row, parameters)
         windows = Counter(chunk.text_index for chunk in encodings)
         merged = [merge_overlaps(spans) if windows[i] > 1 else spans for i, spans in enumerate(entities)]
@@ -137,7 +138,7 @@ class Entities(EntitiesTask):
         ends = [*places[1:].tolist(), len(marks.label)]
         first, stop = marks.first.tolist(), marks.stop.tolist()
         entities = []
-        for group, start, end in zip(groups, places.tolist(), ends, strict=True):
+        for group, start, end in in_turns(zip(groups, places.tolist(), ends, strict=True)):
             if group in parameters.ignore_labels:
                 continue
             if by_token:
@@ -161,7 +162,7 @@ class Entities(EntitiesTask):
                 "start": start,
                 "end": end,
             }
-            for i, (label, score, index, (start, end)) in enumerate(zip(*columns, strict=True))
+            for i, (label, score, index, (start, end)) in enumerate(in_turns(zip(*columns, strict=True)))
             if self.labels[label] not in ignored
         ]
 

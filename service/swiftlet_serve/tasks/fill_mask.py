@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from swiftlet_models.artifact import Manifest
 from swiftlet_models.encodings import Encoding, TextTooLong
 from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_models.turns import in_turns
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import FieldError, Unprocessable, invalid_value
 from swiftlet_serve.tasks._requests import (
@@ -163,7 +164,8 @@ class FillMask(OneByOne):
     def decode(self, request: FillMaskRequest, encodings: Sequence[Ranked], rows: Sequence[Row]) -> object:
         """Returns the tokens for each mask of each text, best first. A single text has no outer list."""
         targets = self._targets(request)
-        filled = [self._fill(encoding, Ranking.of(row), targets) for encoding, row in zip(encodings, rows, strict=True)]
+        pairs = in_turns(zip(encodings, rows, strict=True))
+        filled = [self._fill(encoding, Ranking.of(row), targets) for encoding, row in pairs]
         return filled[0] if len(filled) == 1 else filled
 
     def split(self, request: FillMaskRequest) -> list[FillMaskRequest]:

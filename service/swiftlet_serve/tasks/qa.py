@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from swiftlet_models.artifact import Manifest
 from swiftlet_models.encodings import TokenizedText, Window
 from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_models.turns import in_turns
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import Unprocessable, invalid_value
 from swiftlet_serve.tasks._requests import (
@@ -178,7 +179,8 @@ class Qa(OneByOne):
         windows: list[list[tuple[Window, Row]]] = [[] for _ in samples]
         for window, row in zip(encodings, rows, strict=True):
             windows[window.question_index].append((window, row))
-        ranked = [best_answers(sample.context, own, parameters) for sample, own in zip(samples, windows, strict=True)]
+        pairs = in_turns(zip(samples, windows, strict=True))
+        ranked = [best_answers(sample.context, own, parameters) for sample, own in pairs]
         responses = [best[0] if parameters.answers == 1 else best for best in ranked]
         return responses[0] if len(responses) == 1 else responses
 

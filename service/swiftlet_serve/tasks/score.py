@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from swiftlet_models.artifact import Manifest
 from swiftlet_models.encodings import Ids, TokenizedText
 from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_models.turns import in_turns
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import FieldError, Unprocessable
 from swiftlet_serve.tasks._requests import (
@@ -141,7 +142,8 @@ class ScoreTask(OneByOne):
     def decode(self, request: ScoreRequest, encodings: Sequence[ScoredText], rows: Sequence[Row]) -> object:
         """Returns the log-likelihood of each text. A single text has no outer list."""
         with_tokens = request.parameters is not None and request.parameters.return_tokens
-        answers = [_likelihood(encoding, row, with_tokens) for encoding, row in zip(encodings, rows, strict=True)]
+        pairs = in_turns(zip(encodings, rows, strict=True))
+        answers = [_likelihood(encoding, row, with_tokens) for encoding, row in pairs]
         return answers if isinstance(request.inputs, list) else answers[0]
 
     def _encoding(self, tokens: TokenizedText, prompt: int, pointer: str) -> ScoredText:

@@ -25,6 +25,7 @@ from swiftlet_models.probabilities import sigmoid, softmax
 from swiftlet_models.relations import find_entailment
 from swiftlet_models.tensors import Floats, HeadWeights
 from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_models.turns import in_turns
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import invalid_value
 from swiftlet_serve.tasks import _windows
@@ -215,7 +216,7 @@ class LabelledZeroShot(ZeroShotTask):
         """Returns the labels of each text, or of the only one if `inputs` is a text, best first."""
         assert self.scorer is not None  # noqa: S101  # for the type checker
         labels = request.parameters.labels
-        logits = np.array([*map(self.scorer.logits, encodings, rows)], np.float64)
+        logits = np.array([*map(self.scorer.logits, encodings, in_turns(rows))], np.float64)
         several = request.parameters.multi_label or len(labels) == 1
         return answer(request, labels, sigmoid(logits) if several else softmax(logits))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import struct
 import sys
@@ -11,7 +12,7 @@ import time
 import pytest
 from starlette.responses import Response
 
-from swiftlet_serve.http.connections.connection import HEAD, Connection
+from swiftlet_serve.http.connections.connection import HEAD, WRITE_BYTES, Connection
 from swiftlet_serve.http.connections.connection_table import ConnectionTable
 from swiftlet_serve.http.connections.limits import ConnectionLimits
 from swiftlet_serve.http.gate.request import Head
@@ -115,6 +116,50 @@ async def test_connection_closes_silently_when_idle(limits):
             client.send(GET + b"\r\n")
             await client.response()
         assert await client.until_closed() == b""
+
+
+async def test_connection_writes_a_part_of_a_long_response_in_an_iteration():
+    """Other requests need not wait until all of it is copied. The client must read a part before more is written."""
+    gate, transport = RecordingGate(), FakeTransport()
+    gate.body = lambda description: b"x" * (5 * WRITE_BYTES) if b"GET" in description else description
+    table = ConnectionTable(gate, ConnectionLimits())
+    connection = Connection(table)
+    connection.connection_made(transport)
+    connection.data_received(GET + b"\r\n" + POST + b"Content-Length: 0\r\n\r\n")
+    written = [0]
+    while len(transport.writes) < 3:
+        await asyncio.sleep(0)
+        written.append(sum(map(len, transport.writes)))
+    connection.pause_writing()
+    await asyncio.sleep(0)
+    assert len(transport.writes) == 3
+    connection.resume_writing()
+    while len(gate.requests) < 2 or table.tasks:
+        await asyncio.sleep(0)
+        written.append(sum(map(len, transport.writes)))
+    head = transport.writes[0].index(b"\r\n\r\n") + 4
+    assert max(after - before for before, after in itertools.pairwise(written)) == WRITE_BYTES + head
+    assert b"".join(transport.writes)[head:].startswith(b"x" * (5 * WRITE_BYTES) + b"HTTP/1.1 200 OK")
+    connection.connection_lost(None)
+
+
+@pytest.mark.parametrize("ends", ["closed", "lost"])
+async def test_connection_that_ends_within_a_long_response(ends):
+    gate, transport = RecordingGate(), FakeTransport()
+    gate.body = lambda _: b"x" * (5 * WRITE_BYTES)
+    connection = Connection(ConnectionTable(gate, ConnectionLimits()))
+    connection.connection_made(transport)
+    connection.data_received(GET + b"\r\n")
+    while not transport.writes:
+        await asyncio.sleep(0)
+    if ends == "closed":
+        connection.end(at_once=False)
+        assert b"".join(transport.writes).endswith(b"\r\n\r\n" + b"x" * (5 * WRITE_BYTES))
+    connection.connection_lost(None)
+    parts = len(transport.writes)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(transport.writes) == parts
 
 
 async def test_connection_aborts_when_the_client_does_not_read():

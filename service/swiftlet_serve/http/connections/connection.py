@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 
 CLOSE: Final = (b"connection", b"close")
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+WRITE_BYTES: Final = 1 << 17
+"""Most bytes of a response that one iteration of the event loop writes: the kernel takes 0.1 ms to copy them."""
 STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
@@ -81,6 +83,7 @@ class Connection(asyncio.Protocol):
         self.is_read_paused = False  # whether the kernel keeps what the client sends
         self._may_write = asyncio.Event()  # cleared while the client must read before more is written
         self._may_write.set()
+        self._unsent = memoryview(b"")  # the rest of the current response
         self._keep_alive = True  # whether the connection stays open after the current response
         self._is_used = False  # whether a head has arrived
         self._verdict: Verdict | None = None  # None until the connection is in the table
@@ -151,14 +154,18 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._may_write.clear()
-        self._write_deadline = self._loop.time() + self._limits.write_timeout_s
+        if self._write_deadline == math.inf:  # of the whole response, whose rest may follow
+            self._write_deadline = self._loop.time() + self._limits.write_timeout_s
 
     def resume_writing(self) -> None:
         self._may_write.set()
-        self._write_deadline = math.inf
+        if self._unsent:
+            self._loop.call_soon(self._write_more)
+        else:
+            self._write_deadline = math.inf
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.phase = CLOSING
+        self.phase, self._unsent = CLOSING, memoryview(b"")
         self._table.remove(self)
         self._drop_request()
         self._may_write.set()
@@ -346,17 +353,32 @@ class Connection(asyncio.Protocol):
     def _send_response(self, response: Response) -> None:
         """Sends the response to the current request. If its body is incomplete, the rest is discarded."""
         self._request = None
-        keep_alive = self._keep_alive
         if CLOSE in response.raw_headers:
-            keep_alive = False
-        elif not keep_alive:
+            self._keep_alive = False
+        elif not self._keep_alive:
             response.raw_headers.append(CLOSE)
         self._write_response(response, without_body=self._is_head_request)
-        if not keep_alive:
-            self._close(lingering=self.phase is BODY)
-        self._response_completed()
+        self._go_on_writing()
 
-    def _response_completed(self) -> None:
+    def _write_more(self) -> None:
+        """Writes the next part of the current response, unless the client must read first."""
+        if self._unsent and self._may_write.is_set():
+            self._write_part()
+            self._go_on_writing()
+
+    def _write_part(self, head: bytes = b"") -> None:
+        part, self._unsent = self._unsent[:WRITE_BYTES], self._unsent[WRITE_BYTES:]
+        self.transport.write(head + part)
+
+    def _go_on_writing(self) -> None:
+        """Schedules the next part of the response. After the last one, the response is complete."""
+        if self._unsent:
+            self._loop.call_soon(self._write_more)
+            return
+        if self._may_write.is_set():
+            self._write_deadline = math.inf
+        if not self._keep_alive:
+            self._close(lingering=self.phase is BODY)
         if self.phase is CLOSING or self.transport.is_closing():
             return
         if self.phase is RESPONSE:
@@ -389,8 +411,8 @@ class Connection(asyncio.Protocol):
     def _write_response(self, response: Response, *, without_body: bool = False) -> None:
         headers = [*self._table.default_headers, *response.raw_headers]
         lines = [b"%b: %b\r\n" % header for header in headers]
-        body = b"" if without_body else bytes(response.body)
-        self.transport.write(b"".join([STATUS_LINES[response.status_code], *lines, b"\r\n", body]))
+        self._unsent = memoryview(b"" if without_body else response.body)
+        self._write_part(b"".join([STATUS_LINES[response.status_code], *lines, b"\r\n"]))
 
     # Closing
 
@@ -432,6 +454,9 @@ class Connection(asyncio.Protocol):
         elif at_once:
             self.transport.abort()
         else:
+            if self._unsent:
+                self.transport.write(self._unsent)
+                self._unsent = memoryview(b"")
             self.transport.close()
 
     def _close(self, lingering: bool = False) -> None:

@@ -13,12 +13,14 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import Field
 
 from swiftlet_models import calibration
 from swiftlet_models.artifact import Decisions, Fit, Manifest
+from swiftlet_models.turns import in_turns
 from swiftlet_serve.errors import NotFound, Unprocessable, invalid_value
 from swiftlet_serve.http.dialect_parts.dialect import translation
 from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation
@@ -63,7 +65,7 @@ class Question:
     negated: bool = False
     """Whether the only option of a predicate is what no means."""
 
-    @property
+    @cached_property
     def statements(self) -> tuple[str, ...]:
         """The statements whose likelihood a zero-shot or embedding model estimates."""
         instructions = self.instructions or ""
@@ -103,7 +105,7 @@ def ask(
         NotFound: the model answers no questions.
         Unprocessable: a question is blank, or the model cannot answer it.
     """
-    for question in questions:
+    for question in in_turns(questions):
         _check_content(question)
     manifest = pipeline.model.manifest
     known = manifest.decisions or Decisions()
@@ -128,7 +130,7 @@ def ask(
 
         def read(answer: Any) -> list[Distribution]:
             log_odds = {entry["label"]: calibration.log_odds(entry["score"]) for entry in answer}
-            return [_weighed(question, log_odds, known.fit(question.kind)) for question in questions]
+            return [_weighed(question, log_odds, known.fit(question.kind)) for question in in_turns(questions)]
 
     elif manifest.task == "classify":
         readers = [_reader(manifest, known, question) for question in questions]

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final
 
 from swiftlet_models.encodings import TokenizedText
 from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_models.turns import in_turns
 from swiftlet_serve.errors import invalid_value
 from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation
 from swiftlet_serve.http.wording import Wording
@@ -22,6 +23,7 @@ from swiftlet_serve.telemetry.request_record import RequestRecord
 MAX_TOKENS: Final = 1 << 16
 """The most tokens of a request, which a thread writes in 0.1 s."""
 TOKEN_BYTES: Final = 128  # of a usual token in an answer, at most
+PART: Final = 64  # tokens that are made and written at a time
 
 
 class TokenizeRequest(Request):
@@ -40,6 +42,8 @@ class DetokenizeRequest(Request):
 
 Token = dict[str, Any]
 """A token: `id`, `text`, `special`, and its code points from `start` up to `stop`. A special one has no place."""
+Parts = Iterator[list[Token]]
+"""The tokens of a text, a few at a time: all of them would stop other threads when they are freed at once."""
 
 
 class _TokenizerTask:
@@ -66,11 +70,17 @@ class Tokenize(_TokenizerTask):
             raise input_too_long("/inputs", detail, MAX_TOKENS)
         return texts
 
-    def decode(self, request: TokenizeRequest, encodings: Sequence[Any], _: Sequence[Any]) -> Iterator[list[Token]]:
-        """Yields the tokens of each text. Those of all texts would stop other threads when they are freed at once."""
-        before, after = self.tokenizer.special_ends if request.special_tokens else ([], [])
+    def decode(self, request: TokenizeRequest, encodings: Sequence[Any], _: Sequence[Any]) -> Iterator[Parts]:
+        """Yields the tokens of each text."""
         for text, tokens in zip(request.inputs, encodings, strict=True):
-            yield [*self._special(before), *_tokens(text, tokens), *self._special(after)]
+            yield self._parts(text, tokens, special_tokens=request.special_tokens)
+
+    def _parts(self, text: str, tokens: TokenizedText, *, special_tokens: bool) -> Parts:
+        before, after = self.tokenizer.special_ends if special_tokens else ([], [])
+        yield self._special(before)
+        for start in in_turns(range(0, len(tokens), PART)):
+            yield _tokens(text, tokens.part(start, start + PART))
+        yield self._special(after)
 
     def _special(self, ids: Sequence[int | None]) -> list[Token]:
         return [

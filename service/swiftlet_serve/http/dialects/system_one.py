@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
+from swiftlet_models.turns import in_turns
 from swiftlet_serve.errors import FieldError, InvalidRequest, SwiftletError, Unprocessable
 from swiftlet_serve.http import problem_details
 from swiftlet_serve.http.dialect_parts import model_pages
@@ -95,7 +96,8 @@ def decide(runtime: Runtime, request: Request) -> Translation:
     """Translates a System One request."""
     body = bodies.parse(SystemOneRequest, request.body)
     pipeline = runtime.catalog.find(body.model, request.version)
-    questions = [_question(question, f"/questions/{i}") for i, question in enumerate(body.questions.values())]
+    own = enumerate(in_turns(body.questions.values()))
+    questions = [_question(question, f"/questions/{i}") for i, question in own]
     respond = partial(_answers, body.questions)
     return ask(pipeline, text_of(body.state, "/state"), questions, "/state", respond, truncate=body.truncation)
 

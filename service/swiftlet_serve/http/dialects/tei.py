@@ -231,8 +231,8 @@ def tokenize(runtime: Runtime, request: Request) -> Translation:
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     own = tokenization.TokenizeRequest.model_construct(inputs=texts, special_tokens=body.add_special_tokens)
 
-    def write(rows: Iterable[Any]) -> bytes:
-        return b"[%b]" % b",".join(map(dump, rows))
+    def write(texts: Iterable[tokenization.Parts]) -> bytes:
+        return b"[%b]" % b",".join([b"[%b]" % b",".join([dump(part)[1:-1] for part in text if part]) for text in texts])
 
     task = tokenization.Tokenize(pipeline.model.tokenizer)
     return tokenization.translation(pipeline, task, own, write, Wording())

@@ -58,8 +58,8 @@ def tokenize(runtime: Runtime, request: Request) -> Translation:
     pipeline = runtime.catalog.find(body.model, request.version)
     tokenizer, max_tokens = pipeline.model.tokenizer, pipeline.model.manifest.max_tokens
 
-    def write(rows: Iterator[list[tokenization.Token]]) -> bytes:
-        ids = [token["id"] for token in next(rows)]
+    def write(texts: Iterator[tokenization.Parts]) -> bytes:
+        ids = [token["id"] for part in next(texts) for token in part]
         names = dump([tokenizer.token(number) for number in ids]) if body.return_token_strs else b"null"
         form = b'{"count":%d,"max_model_len":%d,"tokens":%b,"token_strs":%b}'
         return form % (len(ids), max_tokens, dump(ids), names)

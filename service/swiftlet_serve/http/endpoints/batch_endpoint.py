@@ -11,12 +11,12 @@ from typing import Annotated, Any, Final, NamedTuple
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from swiftlet_models.turns import in_turns
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SwiftletError, Unavailable, Unprocessable, invalid_value
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.model_endpoint import (
     MARGIN,
-    MAX_INLINE_SEQUENCES,
     Endpoint,
     TaskResponse,
     check_response_size,
@@ -83,7 +83,7 @@ class BatchEndpoint(Endpoint):
         record, started = request.record, time.monotonic()
         record.body_bytes, record.task = len(request.body), "batch"
         self._reserve(request, started)
-        body = bodies.parse(BatchRequest, request.body)
+        body = await self._off_loop(request, bodies.parse, BatchRequest, request.body)
         members = await self._members(request, body)
         record.add_stage("parse", started, time.monotonic())
         if (limiter := self._runtime.rate_limiter) is not None:
@@ -96,10 +96,7 @@ class BatchEndpoint(Endpoint):
         answers = await self._answer(request, members, partial=body.partial)
         _summarise(record, members)
         pipeline = next((member.pipeline for member in members if isinstance(member, Member)), None)
-        if pipeline is None or record.sequences <= MAX_INLINE_SEQUENCES:
-            response = _render(members, answers)
-        else:
-            response = await pipeline.run_in_thread(_render, members, answers)
+        response = await self._off_loop(request, _render, members, answers)
         request.check_deadline(time.monotonic())
         engine = "" if pipeline is None else pipeline.model.engine_name
         response.raw_headers += compute_headers(record, engine)
@@ -114,40 +111,36 @@ class BatchEndpoint(Endpoint):
         return response
 
     async def _members(self, request: Request, body: BatchRequest) -> list[Member | SwiftletError]:
-        """Returns the requests. Waits once for each model that is not in memory.
+        """Returns the requests, or their errors if the batch is partial. Waits once for each model that is not in memory.
 
         Raises:
             SwiftletError: a request is invalid, a model is not there in time, or not all models fit into the memory.
         """
-        numbers, waited = range(len(body.requests)), set[tuple[str, int]]()
+        waited = set[tuple[str, int]]()
         while True:
-            try:  # all at once: a model may leave the memory while the batch waits for another one
-                return [self._member(request, number, body) for number in numbers]
+            try:  # all of them: a model may leave the memory while the batch waits for another one
+                return await self._off_loop(request, self._read_members, request, body)
             except ModelLoading as missing:
                 if (missing.name, missing.version) in waited:
-                    detail = (
-                        "The models of the batch are not in memory at the same time. Send a batch for each."
-                    )
+                    detail = "The models of the batch are not in memory at the same time. Send a batch for each."
                     raise Unavailable("model_loading", detail, retry_after=1.0) from None
                 waited.add((missing.name, missing.version))
                 await self._wait_for_model(missing, request)
 
-    def _member(self, request: Request, number: int, body: BatchRequest) -> Member | SwiftletError:
-        """Returns one of the requests, or its error if the batch is partial.
-
-        Raises:
-            ModelLoading: its model is not in memory.
-            SwiftletError: it is invalid.
-        """
-        try:
-            return self._parse(request, dict(body.requests[number]))
-        except ModelLoading:
-            raise
-        except SwiftletError as error:
-            own = _located(error, number)
-            if not body.partial:
-                raise own from None
-            return own
+    def _read_members(self, request: Request, body: BatchRequest) -> list[Member | SwiftletError]:
+        """Returns the requests, with the errors of `_members` and ModelLoading."""
+        members: list[Member | SwiftletError] = []
+        for number, fields in enumerate(in_turns(body.requests)):
+            try:
+                members.append(self._parse(request, dict(fields)))
+            except ModelLoading:
+                raise
+            except SwiftletError as error:
+                own = _located(error, number)
+                if not body.partial:
+                    raise own from None
+                members.append(own)
+        return members
 
     def _parse(self, request: Request, fields: dict[str, Any]) -> Member:
         name = fields.pop("task", None)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 from pydantic_core import to_json
 from starlette.responses import Response
 
+from swiftlet_models.turns import in_turns
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import FieldError, Unprocessable
 from swiftlet_serve.http.endpoints import bodies
@@ -24,6 +24,9 @@ from swiftlet_serve.tasks._requests import characters
 from swiftlet_serve.telemetry.request_record import RequestRecord, Stage
 from swiftlet_serve.types import json_text
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 MAX_RESPONSE_RATIO: Final = 16
 """The maximum size of a response, as a multiple of the body. 64 texts in fill-mask need seven or eight."""
 
@@ -33,8 +36,9 @@ MARGIN: Final = 4
 MAX_INLINE_SEQUENCES: Final = 64
 """Maximum sequences of a request whose response is written on the event loop: 64 vectors take 0.5 ms."""
 
-MAX_INLINE_BYTES: Final = 1 << 16
-"""Maximum size of a body whose receipt is written on the event loop."""
+MAX_INLINE_BYTES: Final = 1 << 12
+"""Maximum size of a body that is translated on the event loop, and whose response and receipt are written there. Short
+questions of this size take 2 ms to translate."""
 
 COMPUTE_HEADERS: Final = (
     "X-Compute-Type",
@@ -64,7 +68,7 @@ class Translation(NamedTuple):
 
 
 Translate = Callable[[Request], Translation]
-"""Translates a request of a route. Raises SwiftletError if the request is invalid."""
+"""Translates a request of a route, on any thread. Raises SwiftletError if the request is invalid."""
 
 
 class Foreign(NamedTuple):
@@ -110,9 +114,16 @@ class Endpoint:
         """Adds the receipt of an answer to the response, if the server signs. There must be a pipeline."""
         if self._signer is None:
             return
-        sign = partial(self._signer.header, request, pipelines, answer, bytes(response.body))
-        is_long = request.record.sequences > MAX_INLINE_SEQUENCES or len(request.body) > MAX_INLINE_BYTES
-        response.raw_headers.append(await pipelines[0].run_in_thread(sign) if is_long else sign())
+        header = self._signer.header
+        response.raw_headers.append(
+            await self._off_loop(request, header, request, pipelines, answer, bytes(response.body))
+        )
+
+    async def _off_loop(self, request: Request, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls a function on a thread if the request is long, so that other requests need not wait."""
+        if request.record.sequences <= MAX_INLINE_SEQUENCES and len(request.body) <= MAX_INLINE_BYTES:
+            return function(*args, **kwargs)
+        return await self._runtime.run_in_thread(function, *args, **kwargs)
 
     async def _wait_for_model(self, missing: ModelLoading, request: Request) -> None:
         """Waits for a model that is not in memory. Such requests must not count as queued work.
@@ -145,7 +156,8 @@ class ModelEndpoint(Endpoint):
         self._reserve(request, started)
         while True:
             try:
-                pipeline, task_request, render, timeout_s, wording = self._translate(request)
+                translated = await self._off_loop(request, self._translate, request)
+                pipeline, task_request, render, timeout_s, wording = translated
                 break
             except ModelLoading as missing:  # again, if the model has left the memory meanwhile
                 await self._wait_for_model(missing, request)
@@ -164,10 +176,7 @@ class ModelEndpoint(Endpoint):
             raise
         if pipeline.on_answer is not None:
             pipeline.on_answer(task_request, answer, record)
-        if record.sequences <= MAX_INLINE_SEQUENCES:
-            response = render(answer, record)
-        else:
-            response = await pipeline.run_in_thread(render, answer, record)
+        response = await self._off_loop(request, render, answer, record)
         check_response_size(len(response.body), MARGIN * max_bytes)
         request.check_deadline(time.monotonic())  # a blocked event loop delays the pipeline's timeout
         response.raw_headers += compute_headers(record, pipeline.model.engine_name)
@@ -227,12 +236,12 @@ def dump(answer: object) -> bytes:
     if not isinstance(answer, list):
         return json_text.write(answer)
     if any(map(_is_long, answer)):
-        parts = [dump(item) for item in answer]
+        parts = [dump(item) for item in in_turns(answer)]
     elif len(answer) <= MAX_INLINE_SEQUENCES:
         return json_text.write(answer)
     else:
         starts = range(0, len(answer), MAX_INLINE_SEQUENCES)
-        parts = [json_text.write(answer[start : start + MAX_INLINE_SEQUENCES])[1:-1] for start in starts]
+        parts = [json_text.write(answer[start : start + MAX_INLINE_SEQUENCES])[1:-1] for start in in_turns(starts)]
     return b"[%b]" % b",".join(parts)
 
 

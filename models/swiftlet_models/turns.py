@@ -1,0 +1,38 @@
+"""Long loops on a thread beside an event loop: after each piece of work, they let the loop have its turn.
+
+Python's lock goes to a thread that waits for it only after the switch interval, and a loop that serves requests needs
+the lock several times for each. A request that is alone with a busy thread thus takes several times as long.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_of_thread = threading.local()
+
+
+@contextmanager
+def giving_way(give_way: Callable[[], None]) -> Iterator[None]:
+    """Has the loops of this thread call a function before each item, which waits if others should run first."""
+    _of_thread.give_way = give_way
+    try:
+        yield
+    finally:
+        del _of_thread.give_way
+
+
+def in_turns(items: Iterable[T]) -> Iterable[T]:
+    """Returns items to loop over. On a thread that gives way, others can run between them."""
+    give_way = getattr(_of_thread, "give_way", None)
+    return items if give_way is None else _in_turns(items, give_way)
+
+
+def _in_turns(items: Iterable[T], give_way: Callable[[], None]) -> Iterator[T]:
+    for item in items:
+        give_way()
+        yield item
