@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from swiftlet_serve.errors import SwiftletError, Unprocessable
 from swiftlet_serve.http.endpoints import bodies
-from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation
+from swiftlet_serve.http.endpoints.model_endpoint import MAX_INLINE_BYTES, TaskResponse, Translation
 from swiftlet_serve.http.gate.request import RenderError, Request
 from swiftlet_serve.http.wording import Wording
 from swiftlet_serve.inference.pipeline import Pipeline
@@ -39,6 +39,8 @@ class Operation(NamedTuple):
     """Whether bodies must be declared as JSON."""
     fields: frozenset[str] = frozenset()
     """The fields that only bodies of this dialect have, if a task or another dialect has the same path."""
+    inline_bytes: int = MAX_INLINE_BYTES
+    """The largest body that the event loop translates."""
 
 
 class Page(NamedTuple):

@@ -72,7 +72,7 @@ def routes(runtime: Runtime, name: str, dialects: Mapping[str, Dialect], schemas
         yield Route(
             "POST",
             operation.path,
-            ModelEndpoint(runtime, translation_of(runtime, name, operation), foreign).respond,
+            ModelEndpoint(runtime, translation_of(runtime, name, operation), foreign, operation.inline_bytes).respond,
             runs_model=True,
             reads_body=True,
             json_only=operation.json_only,

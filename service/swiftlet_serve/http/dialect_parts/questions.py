@@ -52,6 +52,9 @@ class Option(NamedTuple):
     """The JSON Pointer of the option, for errors."""
 
 
+INLINE_BYTES: Final = 1 << 12  # of a body that the event loop translates, which takes 2 ms for short questions
+
+
 @dataclass(frozen=True)
 class Question:
     """A question about a text. The options of a predicate, which may be none, say what yes means and what no does."""

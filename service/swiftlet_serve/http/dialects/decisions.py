@@ -12,6 +12,7 @@ from swiftlet_serve.errors import invalid_value
 from swiftlet_serve.http.dialect_parts import openai_format
 from swiftlet_serve.http.dialect_parts.dialect import ForeignBody, Operation
 from swiftlet_serve.http.dialect_parts.questions import (
+    INLINE_BYTES,
     MAX_LEVELS,
     MAX_OPTIONS,
     MAX_QUESTIONS,
@@ -224,4 +225,6 @@ def _decision(question: Predicate | ChoiceQuestion | ScoreQuestion, probabilitie
 
 render_error = openai_format.render_error
 
-OPERATIONS: Final = (Operation("/v1/decisions", "Decisions", decide, DecisionsRequest, DecisionsResponse),)
+OPERATIONS: Final = (
+    Operation("/v1/decisions", "Decisions", decide, DecisionsRequest, DecisionsResponse, inline_bytes=INLINE_BYTES),
+)

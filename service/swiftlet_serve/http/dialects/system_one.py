@@ -16,6 +16,7 @@ from swiftlet_serve.http.dialect_parts import model_pages
 from swiftlet_serve.http.dialect_parts.dialect import ForeignBody, Operation
 from swiftlet_serve.http.dialect_parts.openai_format import ERROR_TYPES
 from swiftlet_serve.http.dialect_parts.questions import (
+    INLINE_BYTES,
     MAX_LEVELS,
     MAX_OPTIONS,
     MAX_QUESTIONS,
@@ -167,5 +168,7 @@ def render_error(error: SwiftletError, _: str) -> Response:
     return JSONResponse({"detail": detail}, Unprocessable.status, problem_details.headers(error))
 
 
-OPERATIONS: Final = (Operation("/v1/systemone", "Decisions", decide, SystemOneRequest, SystemOneResponse),)
+OPERATIONS: Final = (
+    Operation("/v1/systemone", "Decisions", decide, SystemOneRequest, SystemOneResponse, inline_bytes=INLINE_BYTES),
+)
 PAGES: Final = model_pages.PAGES

@@ -111,7 +111,7 @@ class BatchEndpoint(Endpoint):
         return response
 
     async def _members(self, request: Request, body: BatchRequest) -> list[Member | SwiftletError]:
-        """Returns the requests, or their errors if the batch is partial. Waits once for each model that is not in memory.
+        """Returns the requests, or their errors if the batch is partial. Waits once for each model.
 
         Raises:
             SwiftletError: a request is invalid, a model is not there in time, or not all models fit into the memory.
