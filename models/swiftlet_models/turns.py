@@ -31,13 +31,14 @@ def giving_way(give_way: Callable[[], None]) -> Iterator[None]:
         _of_thread.give_way = None
 
 
-def in_turns(items: Iterable[T]) -> Iterable[T]:
-    """Returns items to loop over. On a thread that gives way, others can run between them."""
+def in_turns(items: Iterable[T], every: int = 1) -> Iterable[T]:
+    """Returns items to loop over. On a thread that gives way, others can run before every so many of them."""
     give_way = _of_thread.give_way
-    return items if give_way is None else _in_turns(items, give_way)
+    return items if give_way is None else _in_turns(items, give_way, every)
 
 
-def _in_turns(items: Iterable[T], give_way: Callable[[], None]) -> Iterator[T]:
-    for item in items:
-        give_way()
+def _in_turns(items: Iterable[T], give_way: Callable[[], None], every: int) -> Iterator[T]:
+    for number, item in enumerate(items):
+        if not number % every:
+            give_way()
         yield item

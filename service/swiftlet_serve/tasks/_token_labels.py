@@ -54,9 +54,9 @@ class Marks(NamedTuple):
         else:
             words = [probabilities[start:end] for start, end in zip(first.tolist(), stop.tolist(), strict=True)]
             if strategy == "average":
-                own = np.array([word.mean(axis=0) for word in in_turns(words)])
+                own = np.array([word.mean(axis=0) for word in in_turns(words, 16)])
             else:
-                own = np.array([word[word.max(axis=1).argmax()] for word in in_turns(words)])
+                own = np.array([word[word.max(axis=1).argmax()] for word in in_turns(words, 16)])
         return cls.of_tokens(own)._replace(first=first, stop=stop)
 
 

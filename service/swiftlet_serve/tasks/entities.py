@@ -138,7 +138,7 @@ class Entities(EntitiesTask):
         ends = [*places[1:].tolist(), len(marks.label)]
         first, stop = marks.first.tolist(), marks.stop.tolist()
         entities = []
-        for group, start, end in in_turns(zip(groups, places.tolist(), ends, strict=True)):
+        for group, start, end in in_turns(zip(groups, places.tolist(), ends, strict=True), 16):
             if group in parameters.ignore_labels:
                 continue
             if by_token:
@@ -162,7 +162,7 @@ class Entities(EntitiesTask):
                 "start": start,
                 "end": end,
             }
-            for i, (label, score, index, (start, end)) in enumerate(in_turns(zip(*columns, strict=True)))
+            for i, (label, score, index, (start, end)) in enumerate(in_turns(zip(*columns, strict=True), 16))
             if self.labels[label] not in ignored
         ]
 
