@@ -139,6 +139,22 @@ def read_directory(path: Path) -> tokenizers.Tokenizer:
     return tokenizer
 
 
+def reads_types(path: Path) -> bool:
+    """Returns whether the network of a checkpoint reads token types, and not type 0 for both texts of a pair.
+
+    `model_input_names` tells it. The class that transformers 5 calls TokenizersBackend has none by default.
+
+    Raises:
+        TokenizerError: the names are no list of texts.
+    """
+    config = _read_config(path / "tokenizer_config.json")
+    if (names := config.get("model_input_names")) is None:
+        return config.get("tokenizer_class") != "TokenizersBackend"
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise TokenizerError("tokenizer_config.json: model_input_names is not a list of names. Remove it.")
+    return "token_type_ids" in names
+
+
 @dataclass(frozen=True)
 class Limits:
     """How a checkpoint's tokenizer cuts long texts."""

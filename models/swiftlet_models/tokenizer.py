@@ -31,7 +31,7 @@ import tokenizers
 from swiftlet_models import tokenizer_json, tokenizer_safety
 from swiftlet_models.added_tokens import TokenizerError
 from swiftlet_models.artifact import Reading
-from swiftlet_models.checkpoint_tokenizer import library_calls, read_directory, read_limits
+from swiftlet_models.checkpoint_tokenizer import library_calls, read_directory, read_limits, reads_types
 from swiftlet_models.encodings import Chunk, Encoding, Ids, Text, TextTooLong, TokenizedText, TooManyWindows, Window
 from swiftlet_models.piece_texts import PieceTexts
 from swiftlet_models.sequence_template import SequenceTemplate, Slot
@@ -112,7 +112,10 @@ class Tokenizer:
         Raises:
             TokenizerError: the directory holds no usable tokenizer.
         """
-        return cls(json.loads(read_directory(path).to_str()), Reading(read_limits(path).truncation_side))
+        document = json.loads(read_directory(path).to_str())
+        if not reads_types(path):
+            document = tokenizer_json.with_one_type(document)
+        return cls(document, Reading(read_limits(path).truncation_side))
 
     def recognising(self, special_tokens: Sequence[str]) -> Tokenizer:
         """Returns the same tokenizer, which finds these special tokens in texts.

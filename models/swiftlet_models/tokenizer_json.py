@@ -60,14 +60,49 @@ def with_separator(document: dict[str, Any], token: str) -> dict[str, Any]:
     number = tokenizers.Tokenizer.from_str(json.dumps(document)).token_to_id(token)
     if number is None:
         raise ValueError(f"the vocabulary has no token {token!r}.")
-    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
-    template = {
+    return document | {"post_processor": _template([0], [0, token, 1], {token: number})}
+
+
+def with_one_type(document: dict[str, Any]) -> dict[str, Any]:
+    """Returns the same tokenizer, whose pairs have one token type for both texts."""
+    return document | {"post_processor": _with_one_type(document["post_processor"])}
+
+
+def _with_one_type(processor: dict[str, Any] | None) -> dict[str, Any]:
+    kind = None if processor is None else processor["type"]
+    if processor is None or kind == "ByteLevel":  # which puts nothing around a text, and gives each text a type
+        template = _template([0], [0, 1], {})
+        return template if processor is None else {"type": "Sequence", "processors": [processor, template]}
+    if kind == "Sequence":
+        parts = processor["processors"]
+        return processor | {"processors": [*parts[:-1], _with_one_type(parts[-1] if parts else None)]}
+    if kind == "BertProcessing":
+        (end, last), (start, first) = processor["sep"], processor["cls"]
+        return _template([start, 0, end], [start, 0, end, 1, end], {start: first, end: last})
+    if kind == "TemplateProcessing":
+        forms = {
+            name: [{slot: about | {"type_id": 0} for slot, about in part.items()} for part in processor[name]]
+            for name in ("single", "pair")
+        }
+        return processor | forms
+    return processor  # RoBERTa's
+
+
+def _template(single: list[int | str], pair: list[int | str], tokens: dict[str, int]) -> dict[str, Any]:
+    """Returns a post-processor with one token type. A form lists numbers of texts, and tokens."""
+
+    def slots(form: list[int | str]) -> list[dict[str, Any]]:
+        named = [("SpecialToken", part) if isinstance(part, str) else ("Sequence", "AB"[part]) for part in form]
+        return [{kind: {"id": name, "type_id": 0}} for kind, name in named]
+
+    return {
         "type": "TemplateProcessing",
-        "single": [first],
-        "pair": [first, {"SpecialToken": {"id": token, "type_id": 0}}, second],
-        "special_tokens": {token: {"id": token, "ids": [number], "tokens": [token]}},
+        "single": slots(single),
+        "pair": slots(pair),
+        "special_tokens": {
+            token: {"id": token, "ids": [number], "tokens": [token]} for token, number in tokens.items()
+        },
     }
-    return document | {"post_processor": template}
 
 
 def without_specials(document: dict[str, Any], keep: Collection[str] = ()) -> dict[str, Any]:

@@ -130,6 +130,52 @@ def test_model_type_tells_the_class(tmp_path: Path, model_type: str, vocabulary:
     assert specials == [*around]
 
 
+def bert_file(post_processor: Any) -> dict[str, Any]:
+    """Returns a `tokenizer.json` of BERT with another post-processor."""
+    fast = transformers.BertTokenizer(str(cases.HERE / "vocab.txt"))
+    document: dict[str, Any] = json.loads(fast.backend_tokenizer.to_str())
+    return document if post_processor == "own" else document | {"post_processor": post_processor}
+
+
+BYTES = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+AROUND = {"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]}
+
+
+@pytest.mark.parametrize(
+    "post_processor",
+    ["own", None, AROUND, BYTES, {"type": "Sequence", "processors": [BYTES, AROUND]}],
+    ids=["template", "none", "bert", "bytes", "sequence"],
+)
+@pytest.mark.parametrize(
+    ("config", "types"),
+    [
+        (BERT, 2),
+        (BERT | {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}, 2),
+        (BERT | {"model_input_names": ["input_ids", "attention_mask"]}, 1),
+        ({"tokenizer_class": "TokenizersBackend"}, 1),
+    ],
+)
+def test_pairs_have_the_token_types_that_the_network_reads(
+    tmp_path: Path, post_processor: Any, config: dict[str, Any], types: int
+) -> None:
+    tokenizer = Tokenizer.from_directory(
+        write(tmp_path, "vocab", tokenizer=bert_file(post_processor), tokenizer_config=config)
+    )
+    pair = Tokenizer.from_directory(
+        write(tmp_path, "vocab", tokenizer_config=BERT, tokenizer=bert_file(post_processor))
+    ).encode([("a swift", "the")], 64)[0]
+
+    (encoding,) = tokenizer.encode([("a swift", "the")], 64)
+    assert encoding.input_ids.tolist() == pair.input_ids.tolist()
+    assert encoding.token_type_ids.tolist() == (pair.token_type_ids if types == 2 else 0 * pair.token_type_ids).tolist()
+    assert (tokenizer.token_types, pair.token_type_ids.max()) == (types, 1)
+
+
+def test_wrong_names_of_inputs_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "vocab", tokenizer_config=BERT | {"model_input_names": "input_ids"})
+    assert "model_input_names is not a list of names" in refusal(tmp_path)
+
+
 def test_special_tokens_may_have_other_names(tmp_path: Path) -> None:
     names = {"cls_token": "the", "sep_token": "a", "unk_token": "and"}
     tokenizer = Tokenizer.from_directory(write(tmp_path, "vocab", tokenizer_config=BERT, special_tokens_map=names))
