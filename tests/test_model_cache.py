@@ -243,6 +243,8 @@ def test_the_command_lists_and_removes(tmp_path: Path) -> None:
     listed = CliRunner().invoke(main, ["cache", "--model-cache", str(tmp_path)])
     assert [line.split("  ")[0] for line in listed.stdout.splitlines()] == ["new", "old"]
     assert "old  2.0 MB, used " in listed.stdout
+    wrong = CliRunner().invoke(main, ["cache", "older", "--clear", "--model-cache", str(tmp_path)])
+    assert (wrong.exit_code, "The cache has no model older." in wrong.stderr) == (1, True)
     cleared = CliRunner().invoke(main, ["cache", "old", "--clear", "--model-cache", str(tmp_path)])
     assert cleared.stdout.startswith("removed old  2.0 MB")
     assert [entry.path.name for entry in ModelCache(str(tmp_path)).entries()] == ["new"]

@@ -59,7 +59,7 @@ def test_a_file_lists_models(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     file = tmp_path / "models.toml"
     file.write_text(
-        '[[models]]\nsource = "mine"\ntask = "qa"\n[[models]]\nsource = "org/name@1f2e"\nname = "hub"\n', "utf-8"
+        '\ufeff[[models]]\nsource = "mine"\ntask = "qa"\n[[models]]\nsource = "org/name@1f2e"\nname = "hub"\n', "utf-8"
     )
     assert parse([str(file), "albert-qa"]) == [
         ModelSource(str(tmp_path / "mine"), None, {"task": "qa"}),
@@ -75,7 +75,8 @@ def test_a_file_lists_models(tmp_path: Path) -> None:
         ("models = 3", "must hold tables"),
         ("[[models]]\nsource = 'a'\n[other]", "holds other keys or tables than [[models]]"),
         ("[[models]]\ntask = 'qa'", "the model 1 has no source"),
-        ("[[models]]\nsource = 'a'\n[[models]]\nsource = 3", "the model 2 is not a table of texts"),
+        ("[[models]]\nsource = 'a'\n[[models]]\nsource = 3", "source of the model 2 is not a text. Write it in quotes"),
+        ("models = [3]", "the model 1 is not a table"),
         ("[[models]]\nsource = 'a'\nsize = '3'", "'size' is not an option of a model"),
         ("[[", "is not valid TOML"),
         ("a = " + "[" * 5000, "is not valid TOML"),

@@ -51,7 +51,20 @@ def test_names_of_models_are_checked(names):
         Settings(model_names=names)
 
 
-@pytest.mark.parametrize("wrong", [{"port": 70_000}, {"timeout_ms": 0}, {"log_level": "loud"}, {"unknown": 1}])
+NO_END = ("drain_s", "call_timeout_s", "repository_poll_s", "client_rate_limit", "client_token_rate_limit")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"port": 70_000},
+        {"timeout_ms": 0},
+        {"log_level": "loud"},
+        {"unknown": 1},
+        *({name: float("inf")} for name in NO_END),
+        {"drain_s": 1e308},
+    ],
+)
 def test_settings_reject_invalid_values(wrong):
     with pytest.raises(ValidationError):
         Settings(**wrong)

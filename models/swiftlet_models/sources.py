@@ -157,7 +157,8 @@ def seems_for(config: Mapping[str, Any]) -> str | None:
     if task == "classify" and isinstance(labels, dict):
         if any("entail" in str(label).lower() for label in labels.values()):
             return "zero-shot"
-        if len(labels) == 1 and (config.get("problem_type") != "regression" or is_cross_encoder(config)):
+        is_named = config.get("problem_type") in ("regression", "multi_label_classification")
+        if len(labels) == 1 and (not is_named or is_cross_encoder(config)):
             return "rerank"
     return task
 

@@ -22,6 +22,7 @@ from swiftlet_serve.errors import SetupError
 from swiftlet_serve.machine.cores import usable_cores
 
 PREFIX: Final = "SWIFTLET_"  # of environment variables
+MAX_WAIT_S: Final = 86_400  # a day
 MAX_TIMEOUT_MS: Final = 600_000  # of a request's own deadline
 OTHER_VARIABLES: Final = ("NATIVE_KERNEL", "API_KEY")  # of the native engine, and of commands that ask a server
 HOST_VARIABLES: Final = {
@@ -39,7 +40,7 @@ MODEL_OPTION: Final = re.compile(r"[a-z_]+=[^=,]*")  # of a model in a list
 class Settings(BaseSettings):
     """Each setting is an environment variable SWIFTLET_<NAME> and an option of `swiftlet serve`."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", allow_inf_nan=False)
 
     host: str = Field("127.0.0.1", description="Address to listen on. Use 0.0.0.0 for all interfaces.")
     port: int = Field(
@@ -81,6 +82,7 @@ class Settings(BaseSettings):
     repository_poll_s: float = Field(
         5.0,
         gt=0,
+        le=MAX_WAIT_S,
         description="Time in seconds between two looks for changes in the model repository.",
     )
     repository_cache: Path | None = Field(
@@ -209,6 +211,7 @@ class Settings(BaseSettings):
     call_timeout_s: float = Field(
         10,
         gt=0,
+        le=MAX_WAIT_S,
         description="Time limit of an engine call, in seconds, after which its worker process is replaced. "
         "A call that is predicted to take long has a longer limit, a multiple of the prediction.",
     )
@@ -240,11 +243,12 @@ class Settings(BaseSettings):
     drain_s: float = Field(
         0,
         ge=0,
+        le=MAX_WAIT_S,
         description="Time in seconds to continue serving after SIGTERM while /health/ready reports unready, so that a "
         "load balancer can react.",
     )
     shutdown_timeout_s: int = Field(
-        15, ge=1, description="Time in seconds that running requests may take to finish after draining."
+        15, ge=1, le=MAX_WAIT_S, description="Time in seconds that running requests may take to finish after draining."
     )
     log_format: Literal["text", "json"] = Field(
         "text", description="Format of log lines: text, or json with one object per line."

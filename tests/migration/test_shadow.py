@@ -145,6 +145,10 @@ def test_few_or_slow_answers_are_not_enough(log):
     assert (few.exit_code, none.exit_code) == (1, 1)
     with service(right) as existing, service(right) as candidate:
         slow = run("--log", log, "--existing", existing.url, "--candidate", candidate.url, "--most-ms", 1e-6)
+        options = ("--log", log, "--existing", existing.url, "--candidate", candidate.url)
+        wrong = [run(*options, option, "nan") for option in ("--most-ms", "--least-agreement")]
+    assert [one.exit_code for one in wrong] == [2, 2]
+    assert all("nan is not a number" in one.output for one in wrong)
     assert slow.exit_code == 1
     assert "its p99 is above 1e-06 ms" in slow.output
     assert "| choice | 100.00 % | 70.08 to 100.00 % | 9 |" in few.output

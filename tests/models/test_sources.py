@@ -184,6 +184,13 @@ def test_heads_tell_the_task(name: str, labels: list[str], task: str | None) -> 
     assert sources.seems_for(config) == task
 
 
+@pytest.mark.parametrize("problem", ["regression", "multi_label_classification"])
+def test_a_named_problem_with_one_label_is_no_ranking(problem: str) -> None:
+    config = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "toxic"}, "problem_type": problem}
+    assert sources.seems_for(config) == "classify"
+    assert sources.seems_for(config | {"sentence_transformers": {}}) == "rerank"
+
+
 @pytest.mark.parametrize("config", [{}, {"architectures": None}, {"architectures": [3]}, {"architectures": "Bert"}])
 def test_other_configurations_tell_no_task(config: dict[str, Any]) -> None:
     assert sources.seems_for(config) is None

@@ -248,7 +248,7 @@ def test_a_server_with_a_signer_key_serves_signed_models_only(artifact: Artifact
             start(settings)
     certify(artifact, "--sign-key", private)
     asyncio.run(LocalRuntime.load(settings).close())
-    with pytest.raises(SetupError, match="cannot be read: it is no key in PEM"):
+    with pytest.raises(SetupError, match="cannot be read: it is no public key in PEM"):
         LocalRuntime.load(settings.model_copy(update={"signer_key": private}))
 
 
@@ -287,17 +287,17 @@ def test_a_repository_with_a_signer_key_gives_signed_versions_only(
     certify(artifact, "--sign-key", private)
     push(store, artifact, 2)
     assert cache.fetch("tiny", 2).manifest == artifact.manifest
-    with pytest.raises(SetupError, match="cannot be read: it is no key in PEM"):
+    with pytest.raises(SetupError, match="cannot be read: it is no public key in PEM"):
         Cache(store, tmp_path / "copies", private)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "cannot be read: it is no key in PEM. Make one with openssl genpkey -algorithm ed25519"),
+        (b"", "cannot be read: it is no private key in PEM. Make one with openssl genpkey -algorithm ed25519"),
         ("elliptic", "is not a private Ed25519 key. Make one with"),
         ("encrypted", "is encrypted. Decrypt it with openssl pkey -in "),
-        ("public", "cannot be read: it is no key in PEM"),
+        ("public", "cannot be read: it is no private key in PEM"),
         (None, "cannot be read: No such file or directory"),
     ],
 )

@@ -124,3 +124,8 @@ def test_an_encoder_without_a_head_needs_a_task(tmp_path: Path) -> None:
     assert "names BertModel, which has no head, so it does not tell the task." in message
     assert f"swiftlet serve {source}:task=embed,pooling=mean" in message
     assert import_it(source, pooling="mean").manifest.task == "embed"
+
+
+def test_a_network_of_few_positions_is_imported(tmp_path: Path) -> None:
+    artifact = import_it(save_transformer(tmp_path / "few", 2, max_position_embeddings=20))
+    assert artifact.manifest.max_tokens == 20

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from swiftlet_serve import extras
-from swiftlet_serve.cli.options import Directory, data_option
+from swiftlet_serve.cli.options import Directory, Number, data_option
 from swiftlet_serve.cli.progress import advance, note
 
 
@@ -20,9 +20,7 @@ from swiftlet_serve.cli.progress import advance, note
 @click.option("--engine", multiple=True, metavar="NAME", help="Run only this engine. Can be repeated.")
 @data_option
 @click.option("--runs", type=Directory, default="runs/bench", show_default=True, help="Folder for exported graphs.")
-@click.option(
-    "--seconds", type=click.FloatRange(0.0), default=20.0, show_default=True, help="Time for each case, in seconds."
-)
+@click.option("--seconds", type=Number(0.0), default=20.0, show_default=True, help="Time for each case, in seconds.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="Device to measure.")
 @click.option("--quick", is_flag=True, help="Run fewer cases, for a shorter time.")
 @click.option("--out", type=Directory, help="Folder to write the tables, the data and the chart to.")

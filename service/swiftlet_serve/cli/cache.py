@@ -6,6 +6,7 @@ import time
 
 import click
 
+from swiftlet_serve.errors import SetupError
 from swiftlet_serve.settings import Settings
 
 
@@ -21,7 +22,10 @@ def cache(names: tuple[str, ...], clear: bool, model_cache: str) -> None:
     from swiftlet_serve.inference.model_cache import ModelCache
 
     models = ModelCache(model_cache)
-    for entry in models.entries():
+    entries = models.entries()
+    if missing := set(names) - {entry.path.name for entry in entries}:
+        raise SetupError(f"The cache has no model {', '.join(sorted(missing))}. `swiftlet cache` lists those it has.")
+    for entry in entries:
         name = entry.path.name
         if names and name not in names:
             continue

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from swiftlet_serve import extras
-from swiftlet_serve.cli.options import DataFile, engine_option, limit_option, skip_option, task_option
+from swiftlet_serve.cli.options import DataFile, Number, engine_option, limit_option, skip_option, task_option
 from swiftlet_serve.errors import SetupError
 
 
@@ -36,7 +36,7 @@ from swiftlet_serve.errors import SetupError
 )
 @click.option(
     "--precision",
-    type=click.FloatRange(0, 100, min_open=True),
+    type=Number(0, 100, min_open=True),
     help="Share of right answers, in percent, that decisions are to have: less sure ones are refused. Default: none.",
 )
 @click.option(

@@ -10,7 +10,7 @@ import click
 
 from swiftlet_models.artifact import PoolingOption, Precision
 from swiftlet_serve import tasks
-from swiftlet_serve.cli.options import DataFile, Directory
+from swiftlet_serve.cli.options import DataFile, Directory, Number
 from swiftlet_serve.cli.progress import advance, note
 
 
@@ -33,7 +33,7 @@ from swiftlet_serve.cli.progress import advance, note
 @click.option("--limit", type=click.IntRange(1), help="Number of examples of the data file to use. Default: all.")
 @click.option(
     "--max-loss",
-    type=float,
+    type=Number(0),
     default=0.5,
     show_default=True,
     help="Maximum loss of int8 or bf16 on the data file, in points.",

@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 DataFile: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 Directory: Final = click.Path(file_okay=False, path_type=Path)
 
+
+class Number(click.FloatRange):
+    """A number. NaN is none: each comparison with it is false."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        return self.fail(f"{value} is not a number.", param, ctx) if math.isnan(number) else number
+
+
 data_option: Final = click.option(
     "--data", type=Directory, default="data", show_default=True, help="Folder with the data files."
 )
@@ -41,7 +50,7 @@ limit_option: Final = click.option(
 
 least_agreement_option: Final = click.option(
     "--least-agreement",
-    type=click.FloatRange(0, 1),
+    type=Number(0, 1),
     default=0.98,
     show_default=True,
     help="Minimum agreement of the candidate, from 0 to 1.",
@@ -70,7 +79,7 @@ candidate_price_option: Final = click.option(
 )
 most_ms_option: Final = click.option(
     "--most-ms",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     default=math.inf,
     help="Maximum p99 of the candidate's times, in milliseconds. Default: any.",
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from swiftlet_serve.cli.options import (
+    Number,
     candidate_price_option,
     existing_price_option,
     least_agreement_option,
@@ -49,7 +50,7 @@ def push(artifact: str, repository: str, version: int | None) -> None:
 @least_agreement_option
 @click.option(
     "--most-time",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     default=1.2,
     show_default=True,
     help="Maximum engine time of a candidate version, as a multiple of the served version's.",

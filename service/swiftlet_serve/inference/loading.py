@@ -197,7 +197,8 @@ def locate(words: Sequence[str], cache: str = "") -> list[Path]:
             imported.add(model.name)
         if model.source in bundled or source.kind == "artifact":
             if model.options:
-                raise SetupError(f"{model.source} is an artifact, so it has no options. Leave out what follows it.")
+                step = "Leave them out, or import its checkpoint with the options."
+                raise SetupError(f"{model.source} is an artifact, so it has no options. {step}")
             paths.append(bundled.get(model.source, Path(model.source)))
         elif source.kind in ("checkpoint", "name"):
             paths.append(ModelCache(cache).fetch(model))

@@ -82,7 +82,7 @@ def _parse(word: str) -> Iterator[ModelSource]:
 def _read(file: Path) -> Iterator[ModelSource]:
     """Yields the models of a file. A path in it begins at the file's directory."""
     try:
-        document = tomllib.loads(file.read_text("utf-8"))
+        document = tomllib.loads(file.read_text("utf-8-sig"))
     except OSError as error:
         raise SetupError(f"{file} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
@@ -93,8 +93,10 @@ def _read(file: Path) -> Iterator[ModelSource]:
     if not isinstance(models, list) or not models:
         raise SetupError(f'{file} must hold tables [[models]], each with a source, such as source = "./my-model".')
     for number, model in enumerate(models, 1):
-        if not isinstance(model, dict) or not all(isinstance(value, str) for value in model.values()):
-            raise SetupError(f"{file}: the model {number} is not a table of texts.")
+        if not isinstance(model, dict):
+            raise SetupError(f"{file}: the model {number} is not a table.")
+        if key := next((key for key, value in model.items() if not isinstance(value, str)), None):
+            raise SetupError(f'{file}: {key} of the model {number} is not a text. Write it in quotes: {key} = "...".')
         options: dict[str, Any] = dict(model)
         source = options.pop("source", "")
         if not source:

@@ -201,6 +201,6 @@ def _check_unique(name: str, known: Mapping[str, Pipeline]) -> None:
     """Raises SetupError if a model of this name is served already."""
     if name in known:
         raise SetupError(
-            f"Two of the models to serve have the name {name!r}. Serve one of them as SOURCE:name=other, or "
+            f"Two of the models to serve have the name {name!r}. Serve a checkpoint as SOURCE:name=other, or "
             "import it with another --name."
         )

@@ -59,10 +59,10 @@ def certify(
     served = load_model(path, engine, task=task)
     artifact, title = served.artifact, served.engine.title
     before = certificate.comparisons(artifact)
-    latency = {engine: measure_latency(served.engine)}
+    latency = {engine: measure_latency(served.engine, artifact.manifest)}
     if engine != "onnx_cpu":
         other = load_model(path, "onnx_cpu").engine
-        latency["onnx_cpu"] = measure_latency(other)
+        latency["onnx_cpu"] = measure_latency(other, artifact.manifest)
         other.close()
     with tempfile.TemporaryDirectory(prefix="swiftlet-certify-") as temporary:
         exact, source = _in_fp32(artifact, checkpoint, Path(temporary), report)

@@ -49,6 +49,7 @@ Report = Callable[[str], None]
 
 FP32_TOLERANCE: Final = 1e-3  # between engines, for logits around 10
 MAX_ROUNDING: Final = 0.05  # of a matrix, relative: in a block of 128, half a step is at most √128 / 254 of the block
+TIMED_TOKENS: Final = 32
 CALLS: Final = 10  # whose latency is measured
 FEW_CALLS: Final = 3  # of a network that takes longer
 LATENCY_S: Final = 0.3  # for all calls
@@ -175,7 +176,7 @@ class Stage:
 
     def record_latency(self, engine: Engine) -> None:
         """Records the latency and the size of the weights, and closes the engine."""
-        self.card["latency"] = measure_latency(engine)
+        self.card["latency"] = measure_latency(engine, self.manifest)
         self.card["bytes"] = (self.path / WEIGHTS).stat().st_size
         engine.close()
 
@@ -211,7 +212,7 @@ class Stage:
         except ArtifactError as error:
             return self.host_instead(error)
         if isinstance(engine, Native):  # it did not fall back to another engine
-            self.card["native"] = {"engine": engine.title, "latency": measure_latency(engine)}
+            self.card["native"] = {"engine": engine.title, "latency": measure_latency(engine, self.manifest)}
         return engine, deviation
 
     def host_instead(self, error: ArtifactError) -> tuple[Engine, float]:
@@ -285,9 +286,10 @@ def _compare(fp32: Evaluation, rounded: Evaluation) -> dict[str, Any]:
     return {"loss": loss.value, "low": loss.low, "high": loss.high, "agreement": asdict(agreement(fp32, rounded))}
 
 
-def measure_latency(engine: Engine, tokens: int = 32) -> dict[str, Any]:
+def measure_latency(engine: Engine, manifest: Manifest) -> dict[str, Any]:
     """Measures the median latency of one sequence on one core, in milliseconds, and names the processor."""
-    ids = np.full(tokens, 5, np.int64)
+    tokens = min(TIMED_TOKENS, manifest.max_tokens)
+    ids = np.full(tokens, min(5, manifest.vocab_size - 1), np.int64)
     batch = Batch.of([Encoding(ids, np.zeros_like(ids), np.zeros(1, np.int64))])
     times: list[float] = []
     while len(times) < CALLS and (len(times) < FEW_CALLS or sum(times) < LATENCY_S):

@@ -31,7 +31,7 @@ def signing_key(file: Path) -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    key = _load(file, lambda content: load_pem_private_key(content, None))
+    key = _load(file, lambda content: load_pem_private_key(content, None), "private")
     if not isinstance(key, Ed25519PrivateKey):
         raise SetupError(f"{file} is not a private Ed25519 key. {NEW_KEY}")
     return key
@@ -47,7 +47,7 @@ def public_key(file: Path) -> Ed25519PublicKey:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-    key = _load(file, load_pem_public_key)
+    key = _load(file, load_pem_public_key, "public")
     if not isinstance(key, Ed25519PublicKey):
         raise SetupError(f"{file} is not a public Ed25519 key. {NEW_KEY}")
     return key
@@ -92,11 +92,11 @@ def check_signature(path: Path, key: Path) -> bytes:
     return content
 
 
-def _load(key: Path, load: Callable[[bytes], object]) -> object:
+def _load(key: Path, load: Callable[[bytes], object], kind: str) -> object:
     try:
         return load(key.read_bytes())
     except TypeError:
         raise SetupError(f"{key} is encrypted. Decrypt it with openssl pkey -in {key} -out plain.pem.") from None
     except Exception as error:  # of the file, or of any kind from the library
-        reason = error.strerror if isinstance(error, OSError) else "it is no key in PEM"
+        reason = error.strerror if isinstance(error, OSError) else f"it is no {kind} key in PEM"
         raise SetupError(f"The key {key} cannot be read: {reason}. {NEW_KEY}") from None

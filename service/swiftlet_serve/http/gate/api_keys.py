@@ -48,7 +48,8 @@ def add_line(file: Path, line: str) -> None:
             text = keys.read()
             keys.write(f"{line}\n" if text.endswith("\n") or not text else f"\n{line}\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise SetupError(f"Cannot write the API key file {file}: {getattr(error, 'strerror', 'not ASCII')}.") from None
+        reason = getattr(error, "strerror", "not ASCII") or "it is not a regular file"
+        raise SetupError(f"Cannot write the API key file {file}: {reason}.") from None
 
 
 class ApiKeys:

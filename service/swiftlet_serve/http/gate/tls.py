@@ -26,7 +26,8 @@ def load_context(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
         expected = "do not hold a certificate and its private key, in PEM and without a password"
         raise SetupError(f"{cert} and {key or cert} {expected} ({error.reason or 'unreadable'}).") from None
     except OSError as error:
-        raise SetupError(f"Cannot read {cert} or {key or cert}: {error.strerror}.") from None
+        files = " or ".join(str(file) for file in (cert, key) if file)
+        raise SetupError(f"Cannot read {files}: {error.strerror}.") from None
     return context
 
 
