@@ -119,7 +119,14 @@ def test_row_without_end_is_refused():
 
 @pytest.mark.parametrize(
     ("data", "sentence"),
-    [(b"", "has no header"), (b"a\xff,b\n", "has no header"), (b"a,a\n", "two columns of the same name")],
+    [
+        (b"", "has no header"),
+        (b"a\xff,b\n", "has no header"),
+        (b'"a"b,c\r\n', "has no header"),
+        (b"a,a\n", "two columns of the same name"),
+        (b"a,b\r1,x\r2,y\r", "lines that end with CR alone. Write it with LF or CRLF"),
+        (b'a,b\r1,"x\n"\r', "lines that end with CR alone"),
+    ],
 )
 def test_header_must_name_columns(data, sentence):
     with pytest.raises(SetupError, match=sentence):

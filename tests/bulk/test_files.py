@@ -112,6 +112,15 @@ def test_types_without_json_become_texts(model, tmp_path, out):
     assert (row["when"], row["raw"], row["x"]) == ("1970-01-01T00:00:00", "_w==", None)
 
 
+def test_numbers_without_json_differ_from_missing_ones_in_csv(model, tmp_path, out):
+    numbers = [float("nan"), float("inf"), float("-inf"), None, 0.5]
+    source = write_parquet(tmp_path / "in.parquet", {"text": ["a"] * 5, "x": numbers})
+
+    done(source, *model, "--out", out, "--key", "x", "--format", "csv")
+
+    assert [row["x"] for row in read_csv(out)] == ["NaN", "inf", "-inf", "", "0.5"]
+
+
 def test_parquet_rows_are_bad_as_in_other_formats(model, tmp_path, out):
     import pyarrow as pa
 
@@ -150,6 +159,8 @@ def test_damaged_parquet_is_refused(model, tmp_path, out):
         ('{"id": 1, "text": "a"', "invalid_json"),
         ('{"id": 1, "text": "\\ud800"}', "invalid_json"),
         ('{"id": 1, "text": "a", "x": NaN}', "invalid_json"),
+        ('{"id": 1e400, "text": "a"}', "invalid_json"),
+        ('{"id": 1, "text": "a", "x": [{"y": -1e400}]}', "invalid_json"),
         ('["a"]', "invalid_json"),
         ("[" * 100_000, "invalid_json"),
         ('{"id": 1, "text": "a\0"}', "nul_byte"),

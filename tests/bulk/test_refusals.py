@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from swiftlet_serve.bulk import plan
+from swiftlet_serve.bulk.leases import Leases
 from swiftlet_serve.bulk.worker import Worker
 from tests.bulk.test_files import write_parquet
 from tests.support.artifacts import make_artifact
@@ -140,7 +141,23 @@ def test_file_name_that_is_not_utf8_is_refused(model, out, tmp_path):
     ],
 )
 def test_column_that_cannot_be_is_refused(source, model, out, options, sentence):
+    assert sentence in refusal(source, *model, "--out", out / "deep", *options)
+    assert not out.exists()
+    out.mkdir()
     assert sentence in refusal(source, *model, "--out", out, *options)
+    assert content(out) == {}
+
+
+def test_worker_that_waits_for_a_refused_one_takes_the_new_file(tmp_path):
+    """Its lease would not exclude workers that open the file later."""
+    out = tmp_path / "out"
+    with Leases(out) as refused, Leases(out) as waiting:
+        with refused.hold_plan():
+            refused.discard()
+        assert not out.exists()
+        with waiting.hold_plan(), Leases(out) as later:
+            assert waiting.take(0)
+            assert not later.take(0)
 
 
 def test_json_lines_need_named_columns_in_other_formats(model, out, tmp_path):
@@ -173,7 +190,7 @@ def test_directory_with_other_files_is_refused(source, model, out):
     (out / "mine.txt").write_text("keep")
 
     assert "holds other files. Score into a new or empty directory." in refusal(source, *model, "--out", out)
-    assert (out / "mine.txt").read_text() == "keep"
+    assert content(out) == {"mine.txt": b"keep"}
 
 
 @pytest.mark.parametrize(
@@ -230,6 +247,7 @@ def test_file_system_without_locks_is_refused(source, model, out, monkeypatch, n
     monkeypatch.setattr(fcntl, "fcntl", no_locks)
 
     assert f"The file system of {out} has no locks" in refusal(source, *model, "--out", out)
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,25 @@ async def test_input_of_one_value_is_a_parameter(settings):
     assert [len(row) for row in columns(result)["label"]] == [2]
 
 
+@pytest.mark.parametrize("timeout", [True, 0, -5, 600_000_001, 1e30, float("nan"), "5"])
+async def test_timeout_out_of_range_is_refused(timeout, settings):
+    async with serving(LocalRuntime.load(settings)) as (_, client):
+        error = await client.fail("ModelInfer", request("classify", {"text": TEXTS}, parameters={"timeout": timeout}))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "Send a whole number of microseconds from 1 to 600000000." in (error.details() or "")
+
+
+@pytest.mark.parametrize("name", ["text", "inputs"])
+async def test_input_that_would_be_dropped_is_refused(name, settings):
+    asked = request("classify", {"text": TEXTS})
+    asked.inputs.add(name=name, datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"b")
+
+    async with serving(LocalRuntime.load(settings)) as (_, client):
+        error = await client.fail("ModelInfer", asked)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "Send one of them, with all values." in (error.details() or "")
+
+
 async def test_server_and_models_are_described(settings):
     async with serving(LocalRuntime.load(settings)) as (_, client):
         live, ready, server, model_ready, model, index = [

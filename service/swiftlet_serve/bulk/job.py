@@ -15,7 +15,7 @@ from swiftlet_models.artifact import MANIFEST as ARTIFACT_MANIFEST
 from swiftlet_serve.bulk import plan as planning
 from swiftlet_serve.bulk.budget import Budget
 from swiftlet_serve.bulk.durable import TEMPORARY, replace_file
-from swiftlet_serve.bulk.leases import PLAN, Leases
+from swiftlet_serve.bulk.leases import Leases
 from swiftlet_serve.bulk.manifest import Manifest
 from swiftlet_serve.bulk.plan import JobSettings, Plan
 from swiftlet_serve.bulk.requests import RequestMaker
@@ -126,7 +126,6 @@ def run(options: Options, note: Callable[[str], None], progress: Progress) -> Su
         ArtifactError, SetupError: the job cannot begin, go on or end. The message says why.
     """
     job = open_job(options)
-    _make_directory(options.out)
     with Leases(options.out) as leases:
         plan = _plan(options.out, job, leases, note)
         manifest = Manifest(options.out, plan)
@@ -168,30 +167,32 @@ def _work(
         model.engine.close()
 
 
-def _make_directory(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SetupError(f"{path} cannot be created: {error.strerror}.") from None
-
-
 def _plan(directory: Path, job: Opened, leases: Leases, note: Callable[[str], None]) -> Plan:
     """Returns the plan of the directory, which the first worker makes while the others wait for it."""
-    with leases.hold(PLAN):
+    with leases.hold_plan():
         plan = read_plan(directory)
         if plan is not None:
             planning.check_same(plan, job.settings, job.sources)
             return plan
-        own = {"leases", PLAN_NAME + TEMPORARY}
-        if any(file.name not in own for file in directory.iterdir()):
-            raise SetupError(f"{directory} holds other files. Score into a new or empty directory.")
-        note(f"reading {len(job.sources)} input files" if len(job.sources) > 1 else "reading the input")
-        plan = planning.make(job.settings, job.sources)
         try:
-            replace_file(directory / PLAN_NAME, plan.as_json())
-        except OSError as error:
-            raise SetupError(f"The plan cannot be written to {directory}: {error.strerror}.") from None
-        return plan
+            return _new_plan(directory, job, note)
+        except BaseException:
+            leases.discard()
+            raise
+
+
+def _new_plan(directory: Path, job: Opened, note: Callable[[str], None]) -> Plan:
+    """Makes the plan of a directory, and writes it."""
+    own = {"leases", PLAN_NAME + TEMPORARY}
+    if any(file.name not in own for file in directory.iterdir()):
+        raise SetupError(f"{directory} holds other files. Score into a new or empty directory.")
+    note(f"reading {len(job.sources)} input files" if len(job.sources) > 1 else "reading the input")
+    plan = planning.make(job.settings, job.sources)
+    try:
+        replace_file(directory / PLAN_NAME, plan.as_json())
+    except OSError as error:
+        raise SetupError(f"The plan cannot be written to {directory}: {error.strerror}.") from None
+    return plan
 
 
 def _run_processes(options: Options, manifest: Manifest, plan: Plan, progress: Progress) -> None:

@@ -12,7 +12,7 @@ import fcntl
 import os
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -29,16 +29,19 @@ class Leases:
     """The leases of one worker on the shards of a directory."""
 
     def __init__(self, directory: Path) -> None:
-        """Opens the file, and checks that the file system keeps locks.
+        """Opens the file in the directory, which is made if need be, and checks that the file system keeps locks.
 
         Raises:
-            SetupError: it does not, or the file cannot be opened.
+            SetupError: it does not, or the directory cannot be made, or the file cannot be opened.
         """
         self._path = directory / "leases"
+        self._new = [path for path in (self._path, *self._path.parents) if not path.exists()]
         self._file = _open(self._path)
         try:
             self._check()
         except BaseException:
+            if self._path in self._new:
+                self.discard()
             os.close(self._file)
             raise
 
@@ -55,12 +58,42 @@ class Leases:
 
     @contextmanager
     def hold(self, byte: int) -> Iterator[None]:
-        """Holds the lease of the plan or of the manifest. Waits for it."""
+        """Holds the lease of the manifest. Waits for it."""
         _lock(self._file, byte, wait=True)
         try:
             yield
         finally:
             _unlock(self._file, byte)
+
+    @contextmanager
+    def hold_plan(self) -> Iterator[None]:
+        """Holds the lease of the plan. Waits for it."""
+        _lock(self._file, PLAN, wait=True)
+        while not self._is_current():  # a command that was refused has discarded the file
+            os.close(self._file)
+            self._file = _open(self._path)
+            _lock(self._file, PLAN, wait=True)
+        try:
+            yield
+        finally:
+            _unlock(self._file, PLAN)
+
+    def discard(self) -> None:
+        """Removes the file and the directories that were made for it, if they are empty.
+
+        The caller holds the lease of the plan, and there is no plan: no other worker has the lease of a shard.
+        """
+        with suppress(OSError):
+            self._path.unlink()
+            for directory in self._path.parents:
+                if directory in self._new:
+                    directory.rmdir()
+
+    def _is_current(self) -> bool:
+        try:
+            return _is_same(self._file, self._path)
+        except OSError:
+            return False
 
     def close(self) -> None:
         os.close(self._file)
@@ -78,7 +111,8 @@ class Leases:
         second = _open(self._path)
         try:
             with self.hold(TEST):
-                excluded = not _lock(second, TEST, wait=False)
+                # Different files: a command that was refused has discarded the first. `hold_plan` opens the other.
+                excluded = not _is_same(self._file, second) or not _lock(second, TEST, wait=False)
         except OSError as error:
             raise _no_locks(self._path) from error
         finally:
@@ -89,9 +123,17 @@ class Leases:
 
 def _open(path: Path) -> int:
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SetupError(f"{path.parent} cannot be created: {error.strerror}.") from None
+    try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise SetupError(f"{path} cannot be opened: {error.strerror}.") from None
+
+
+def _is_same(first: int, second: int | Path) -> bool:
+    return os.path.samestat(os.stat(first), os.stat(second))
 
 
 def _lock(file: int, byte: int, *, wait: bool) -> bool:

@@ -61,7 +61,7 @@ class Lines(Iterator[str]):
             at = self.position + len(line) - self._record
             raise SetupError(
                 f"{self._name} has a row of more than {MAX_RECORD_BYTES} bytes, which begins at byte {at}. "
-                "Shorten it. In CSV, a quote that is never closed also causes this."
+                "Shorten it. In CSV, a quote that is never closed and lines that end with CR alone also cause this."
             )
         if self._left is not None:
             self._left -= len(line)

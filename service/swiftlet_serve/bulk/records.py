@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
@@ -11,7 +12,7 @@ from swiftlet_serve.types import json_text
 CHUNK_ROWS: Final = 2048  # rows that are read, encoded and sorted together
 
 UNREADABLE: Final = {
-    "invalid_json": "the line is not a JSON object",
+    "invalid_json": "the line is not a JSON object, or has a number that is too large",
     "invalid_csv": "the row breaks the quoting rules of CSV",
     "wrong_field_count": "the row has more or fewer fields than the header",
     "invalid_utf8": "the row holds bytes that are not UTF-8",
@@ -79,10 +80,15 @@ class Layout:
 
 
 def as_json(value: object) -> bytes:
-    """Returns a value as JSON. Types that JSON lacks become texts."""
+    """Returns a value as JSON. Types that JSON lacks become texts, and numbers that it lacks null."""
     return json_text.write(value, str, bytes_mode="base64", inf_nan_mode="null")
 
 
 def as_text(value: object) -> str | None:
-    """Returns a value as text for a format without types: a text as it is, and anything else as JSON."""
+    """Returns a value as text for a format without types: a text as it is, and anything else as JSON.
+
+    Numbers that JSON lacks are NaN, inf and -inf. None is a missing value.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else str(value)
     return value if value is None or isinstance(value, str) else as_json(value).decode()

@@ -48,9 +48,9 @@ def test_classify_gives_labels_and_scores_of_our_route(client):
 
 def test_pairs_have_an_input_of_second_texts(client):
     own = client.post("/classify", json={"inputs": [{"text": "a", "text_pair": "b"}, {"text": "c", "text_pair": "b"}]})
-    found = columns(infer(client, "classify", [texts(["a", "c"]), texts(["b"], "text_pair")]))
-
-    assert found["score"] == [[one["score"] for one in row] for row in own.json()]
+    for name in ("text", "inputs"):
+        found = columns(infer(client, "classify", [texts(["a", "c"], name), texts(["b"], "text_pair")]))
+        assert found["score"] == [[one["score"] for one in row] for row in own.json()]
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -180,6 +180,9 @@ BAD_JSON = {
     "list that is not JSON": {"inputs": [texts([SECRET])], "parameters": {"top_k": "[" + SECRET}},
     "unknown output": {"inputs": [texts([SECRET])], "outputs": [{"name": SECRET}]},
     "another input": {"inputs": [texts([SECRET]), texts([SECRET, SECRET], "more")]},
+    "two names of one field, before a pair": {
+        "inputs": [texts([SECRET]), texts(["b"], "args"), texts(["c"], "text_pair")]
+    },
     "two texts without a name": {"inputs": [texts([SECRET], "a"), texts([SECRET], "b")]},
 }
 
@@ -222,7 +225,25 @@ def test_timeout_of_the_request_is_its_deadline(client):
     response = infer(client, "classify", [texts(["a"])], parameters={"timeout": 1})
 
     assert response.json()["code"].startswith("deadline_")  # which one depends on what engines took before
-    assert infer(client, "classify", [texts(["a"])], parameters={"timeout": 10_000_000}).status_code == 200
+    for timeout in (10_000_000, 600_000_000, None):
+        assert infer(client, "classify", [texts(["a"])], parameters={"timeout": timeout}).status_code == 200
+
+
+@pytest.mark.parametrize("timeout", [True, False, 0, -1, 600_000_001, 1e30, 0.5, "5"])
+def test_timeout_out_of_range_is_refused(client, timeout):
+    response = infer(client, "classify", [texts(["a"])], parameters={"timeout": timeout})
+
+    assert response.status_code == 422
+    assert "Send a whole number of microseconds from 1 to 600000000." in response.json()["error"]
+
+
+def test_input_that_would_be_dropped_is_refused(client):
+    for name in ("text", "inputs", "args"):
+        response = infer(client, "classify", [texts(["a"]), texts(["b"], name)])
+        assert response.status_code == 422
+        assert "Send one of them, with all values." in response.json()["error"]
+    response = infer(client, "qa", [texts(["a"], "question"), texts(["b"], "context"), texts(["c"], "inputs")])
+    assert (response.status_code, "no such parameter" in response.json()["error"]) == (422, True)
 
 
 def test_models_and_versions_are_described(client):

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 from swiftlet_serve.bulk.durable import HashedStream
 from swiftlet_serve.bulk.formats import changed
 from swiftlet_serve.bulk.lines import MAX_RECORD_BYTES, Lines, Piece, divide
 from swiftlet_serve.bulk.records import CHUNK_ROWS, Chunk, Header, Layout, Record, RowAnswer, as_text
 from swiftlet_serve.errors import SetupError
+
+LONE_RETURN: Final = re.compile(rb"\r(?!\n)")
 
 csv.field_size_limit(MAX_RECORD_BYTES)  # `Lines` limits the row
 
@@ -37,11 +40,19 @@ def _head(stream: BinaryIO, name: str, delimiter: str) -> tuple[list[str], int]:
     """Returns the names of the columns, and the position of the first row of data."""
     lines = Lines(stream, name)
     fields = next(_rows(lines, delimiter), None)
+    if fields is None and _has_lone_return(stream):
+        raise SetupError(f"{name} has lines that end with CR alone. Write it with LF or CRLF at the end of each line.")
     if not fields or lines.has_nul or lines.is_invalid:
         raise SetupError(f"{name} has no header. The first row must name the columns, in UTF-8.")
     if len(set(fields)) < len(fields):
         raise SetupError(f"{name} has two columns of the same name. Rename one.")
     return fields, lines.consumed
+
+
+def _has_lone_return(stream: BinaryIO) -> bool:
+    """Returns whether the first line, up to LF, has a CR within it."""
+    stream.seek(0)
+    return LONE_RETURN.search(stream.readline(MAX_RECORD_BYTES)) is not None
 
 
 def read(

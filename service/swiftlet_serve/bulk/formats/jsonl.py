@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -62,11 +63,19 @@ def _record(text: str, lines: Lines, layout: Layout) -> Record:
         values = from_json(text, allow_inf_nan=False, cache_strings="keys")
     except ValueError:
         return Record({}, "invalid_json")
-    if not isinstance(values, dict):
+    if not isinstance(values, dict) or not _is_finite(values):
         return Record({}, "invalid_json")
     if layout.kept is None and (layout.answer in values or layout.error in values):
         return Record(values, "column_conflict")
     return Record(values)
+
+
+def _is_finite(value: Any) -> bool:
+    """Returns whether no number is infinite, as the parser makes of one beyond the range of doubles such as 1e400."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return all(map(_is_finite, parts))
 
 
 class JsonWriter:

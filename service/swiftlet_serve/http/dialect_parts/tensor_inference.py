@@ -28,6 +28,7 @@ from swiftlet_serve.http.wording import Wording
 from swiftlet_serve.inference.catalog import ANY, VersionChoice
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.settings import MAX_TIMEOUT_MS
 from swiftlet_serve.tasks._forms import answer_fields, forms, parameter_names
 from swiftlet_serve.tasks._requests import Request
 from swiftlet_serve.telemetry.request_record import RequestRecord
@@ -43,6 +44,7 @@ TEXTS: Final = ("text", "inputs", *sorted(MLSERVER))
 TEXT: Final = re.compile(r"/inputs(?:/(\d+))?(?:/([a-z_]+))?(?:/(\d+))?")
 """The pointer to a text in our request: its number, the field of an object, and the number in a list."""
 TRUNCATION: Final = "set the parameter truncation to true"
+MAX_TIMEOUT_US: Final = 1000 * MAX_TIMEOUT_MS
 OUTPUT: Final = "output"
 OUTPUT_PARAMETERS: Final[Mapping[str, str]] = {"content_type": "hg_jsonlist"}
 """The parameters of `output`: MLServer's name of JSON."""
@@ -163,7 +165,7 @@ def _place(inputs: Sequence[Tensor], pointer: str) -> str:
         return pointer
     first, field, last = match.groups()
     texts = [(at, tensor) for at, tensor in enumerate(inputs) if tensor.datatype == "BYTES"]
-    named = [(at, tensor) for at, tensor in texts if tensor.name == (field or "text")]
+    named = [(at, tensor) for at, tensor in texts if _field(tensor.name) == (field or "text")]
     for at, tensor in named or texts:
         number = last or first
         return f"/inputs/{at}/data" + (f"/{int(number) % len(tensor.values)}" if number and tensor.values else "")
@@ -174,24 +176,36 @@ def _split(model: type[Request], inputs: Sequence[Tensor]) -> tuple[Sequence[Any
     """Returns the inputs of the task, and the remaining tensors.
 
     Raises:
-        Unprocessable: the task's inputs are missing, or they have different numbers of texts.
+        Unprocessable: the task's inputs are missing, mean the same, or have different numbers of texts.
     """
     input_forms = forms(model)
     plain, fields = input_forms[0].is_text, input_forms[-1].names
     if plain and len(inputs) == 1 and inputs[0].name in TEXTS and inputs[0].datatype == "BYTES":
         return inputs[0].values, []  # the usual request
-    texts = {tensor.name: tensor.values for tensor in inputs if tensor.datatype == "BYTES"}
+    by_field: dict[str, Tensor] = {}
+    for at, tensor in enumerate(inputs):
+        field = _field(tensor.name) if plain else tensor.name
+        if field in by_field:
+            detail = "Two inputs have the same name, or names that mean the same. Send one of them, with all values."
+            _refuse("duplicate", detail, f"/inputs/{at}/name")
+        by_field[field] = tensor
+    texts = {field: tensor.values for field, tensor in by_field.items() if tensor.datatype == "BYTES"}
     named = [name for name in fields if name in texts]
     if (len(fields) > 1 and named == fields) or set(named) - {"text"}:
         columns = {name: list(texts[name]) for name in named}
         many = {field.name for field in input_forms[-1].fields if field.many}
-        return _objects(columns, many), [tensor for tensor in inputs if tensor.name not in columns]
+        return _objects(columns, many), [tensor for field, tensor in by_field.items() if field not in columns]
     if not plain:
         _refuse("missing", f"The request lacks an input. This model needs {' and '.join(fields)}.")
-    chosen = next((name for name in TEXTS if name in texts), next(iter(texts)) if len(texts) == 1 else "")
+    chosen = "text" if "text" in texts else next(iter(texts)) if len(texts) == 1 else ""
     if not chosen:
         _refuse("missing", "The request has no input of texts. Name it text, with the datatype BYTES.")
-    return texts[chosen], [tensor for tensor in inputs if tensor.name != chosen]
+    return texts[chosen], [tensor for field, tensor in by_field.items() if field != chosen]
+
+
+def _field(name: str) -> str:
+    """Returns the name of the field that an input fills."""
+    return "text" if name in TEXTS else name
 
 
 def _arguments(model: type[Request], parameters: Mapping[str, Scalar], others: Sequence[Tensor]) -> dict[str, Any]:
@@ -206,7 +220,8 @@ def _arguments(model: type[Request], parameters: Mapping[str, Scalar], others: S
             "An input is neither one of the task nor a parameter. Remove it; /openapi.json lists both.",
         )
     arguments = {tensor.name: tensor.values[0] for tensor in others}
-    whole = {name: value for name, value in arguments.items() if name in model.model_fields and name != "parameters"}
+    fields = model.model_fields.keys() - {"inputs", "parameters"}
+    whole = {name: value for name, value in arguments.items() if name in fields}
     chosen = _task_parameters(
         model, {name: value for name, value in (dict(parameters) | arguments).items() if name not in whole}
     )
@@ -262,9 +277,18 @@ def _list(text: str) -> Any:
 
 
 def _timeout_s(parameters: Mapping[str, Scalar]) -> float | None:
-    """Returns the timeout that the parameters of a request name in microseconds, in seconds."""
+    """Returns the timeout that the parameters of a request name in microseconds, in seconds.
+
+    Raises:
+        Unprocessable: it is not a whole number in its range.
+    """
     timeout_us = parameters.get("timeout")
-    return timeout_us / 1e6 if isinstance(timeout_us, int) and timeout_us > 0 else None
+    if timeout_us is None:
+        return None
+    if type(timeout_us) is not int or not 1 <= timeout_us <= MAX_TIMEOUT_US:
+        detail = f"The parameter timeout is invalid. Send a whole number of microseconds from 1 to {MAX_TIMEOUT_US}."
+        raise invalid_value("/parameters/timeout", "timeout_parameter", detail, MAX_TIMEOUT_US)
+    return timeout_us / 1e6
 
 
 # The answers
