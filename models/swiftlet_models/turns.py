@@ -23,7 +23,7 @@ _of_thread = _OfThread()
 
 @contextmanager
 def giving_way(give_way: Callable[[], None]) -> Iterator[None]:
-    """Has the loops of this thread call a function before each item, which waits if others should run first."""
+    """Has the loops of this thread call a function before each item. The function waits if others should run first."""
     _of_thread.give_way = give_way
     try:
         yield

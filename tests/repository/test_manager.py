@@ -607,7 +607,7 @@ async def test_version_leaves_the_memory_after_its_requests_for_all_tasks(root):
     async with served(root) as server:
         pipeline = server.runtime.catalog.pipeline("rerank", "vectors")
         pipeline._begin()
-        leaving = asyncio.create_task(server.runtime.catalog.find("vectors").wait_until_idle())
+        leaving = asyncio.create_task(server.runtime.catalog.find("vectors").close())
         await asyncio.sleep(0)
         assert not leaving.done()
         pipeline._end()

@@ -6,11 +6,14 @@ import asyncio
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from swiftlet_serve.errors import DeadlineExceeded
+from swiftlet_serve.scheduling.admission import AdmissionController
 from swiftlet_serve.scheduling.dispatcher import PART, Dispatcher
-from swiftlet_serve.scheduling.load import BULK_EVERY
+from swiftlet_serve.scheduling.latency_model import work
+from swiftlet_serve.scheduling.load import BULK_EVERY, wait_s
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from swiftlet_serve.types import Batch, Cost
 from tests.support.fakes import (
@@ -318,3 +321,36 @@ async def test_sequences_whose_caller_goes_before_they_are_queued_leave_nothing(
         await settle()
 
     assert (executor.asked, dispatcher.queued_tokens, queue.lanes) == ([], 0, {})
+
+
+async def test_a_short_request_is_admitted_beside_many_expected_sequences():
+    """It waits for what arrives until it is done, and not for all of the large request."""
+    executor = ManualExecutor(1)
+    dispatcher = Dispatcher(executor)
+    model = dispatcher.add_model("model")
+    large_s = model.latency.backlog_s(*work([4] * 2000 * RAGGED.max_rows))
+    admission = AdmissionController(dispatcher.load, 1 << 30)
+    dispatcher.submit("model", [encoding(1) for _ in range(2000 * RAGGED.max_rows)], 1e9)
+    for _ in range(3):
+        await settle()
+    (queue, *_) = model.queues
+    one_s = model.latency.single_s(4)
+    assert queue.ahead_s(dispatcher.clock() + one_s, dispatcher.clock(), "") < large_s / 100
+    admission.commit(None, "model", [4], large_s / 20, "interactive")
+
+
+async def test_a_short_request_does_not_wait_for_long_sequences_that_are_expected():
+    executor = ManualExecutor(2, replace(RAGGED, shares_cores=True))
+    dispatcher = Dispatcher(executor)
+    model = dispatcher.add_model("model")
+    length = next(n for n in (2**k for k in range(30)) if model.is_long(n))
+    long = replace(encoding(1), input_ids=np.ones(length, np.int64), token_type_ids=np.zeros(length, np.int64))
+    dispatcher.submit("model", [long] * 20, 1e9)
+    for _ in range(3):
+        await settle()
+    assert model.short["interactive"].total == (0, 0, 0)
+    assert wait_s(dispatcher.load(), "interactive", model, model.latency.single_s(4)) == 0.0
+    for row in dispatcher.submit("model", [long] * 20, 1e9):
+        row.cancel()
+    await settle()
+    assert len(dispatcher._arriving) == 1

@@ -255,6 +255,8 @@ class Native:
             if self._c.swiftlet_outputs(model) != self._outputs:
                 raise ValueError(ERRORS[5])
             self._model = model
+        self._adapter_count = len(self._adapters)
+        del self._adapters, self._shapes  # which are packed
         self._destroy = weakref.finalize(self, self._c.swiftlet_destroy, model)  # if nobody closes the engine
         self._destroy.atexit = False
 
@@ -362,9 +364,9 @@ class Native:
         counts, limits = {len(batch.top_k), len(batch.attended), len(batch.heads)}, {*map(len, offsets)}
         if len(batch.token_type_ids) != tokens or counts != {rows} or limits != {rows + 1}:
             raise ValueError(ERRORS[2])
-        if (batch.heads < 0).any() or (batch.heads >= len(self._adapters)).any():
+        if (batch.heads < 0).any() or (batch.heads >= self._adapter_count).any():
             raise ValueError(ERRORS[2])
-        shapes = batch.row_shapes([self._outputs] * len(self._adapters))
+        shapes = batch.row_shapes([self._outputs] * self._adapter_count)
         # The batch is not validated yet: this bounds the memory. The rows of a valid batch are never longer.
         longest = min(max([0, *(width for _, width in shapes)]), 1 + 2 * self._outputs)
         numbers = np.empty(len(batch.focus) * longest, np.float32)
@@ -578,7 +580,7 @@ Adapter = Mapping[str, tuple[Floats, Floats]]
 
 
 def without_adapter(folded: Folded) -> tuple[Folded, Adapter]:
-    """Returns a network without what an adapter adds to its products, and that. Exact products stay as they are."""
+    """Returns a network without its adapter, and the adapter. Exact products stay as they are."""
     exact = {step.product for step in folded.program if isinstance(step, Multiply) and step.exact}
     products, adapter = dict(folded.products), dict[str, tuple[Floats, Floats]]()
     for name, product in folded.products.items():

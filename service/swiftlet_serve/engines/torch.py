@@ -269,11 +269,12 @@ def create_heads(artifacts: Sequence[Artifact], threads: int) -> Engine:
         FoldingError: folding does not support one of the networks, or an adapter changes one.
         ArtifactError, SetupError: as `create`.
     """
-    device, engines = _device(threads), list[RaggedTorch]()
     for artifact in artifacts:
         with open_weights(artifact.weights) as weights:
             if any(isinstance(weight, Adapted) for weight in weights.values()):
                 raise FoldingError("an adapter is merged into its encoder")
+    device, engines = _device(threads), list[RaggedTorch]()
+    for artifact in artifacts:
         model = load_network(artifact)
         parts: tuple[Part, ...] = ("head",) if engines else ("trunk", "head")
         for part in parts:

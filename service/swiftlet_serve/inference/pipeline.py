@@ -145,9 +145,10 @@ class Pipeline:
         if name not in self._others:
             if name not in self.model.task_names:
                 raise wrong_task()
-            self._others[name] = pipeline = copy(self)
+            pipeline = copy(self)
             pipeline.model = self.model.for_task(name)
             pipeline._others = {}  # not this pipeline: a circle would stay in memory after the version has gone
+            self._others.setdefault(name, pipeline)  # another thread may have made it meanwhile
         return self._others[name]
 
     @property
@@ -229,13 +230,10 @@ class Pipeline:
         """The version that clients see: the model repository's, or the artifact's without a repository."""
         return self.model.manifest.version if self.version is None else str(self.version)
 
-    async def wait_until_idle(self) -> None:
-        """Waits until no request of the version is in progress."""
-        await self._state.idle.wait()
-
     async def close(self) -> None:
         """Waits until no request of the version is in progress. Later ones are refused."""
-        await self.wait_until_idle()
+        while self._state.in_progress:  # another one may begin before the event wakes this task
+            await self._state.idle.wait()
         self._state.closed = True
 
     def _begin(self) -> None:

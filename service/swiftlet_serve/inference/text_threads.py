@@ -1,4 +1,4 @@
-"""Threads that encode and decode long requests beside an event loop, which goes first."""
+"""Threads that do the work of long requests beside an event loop, which goes first."""
 
 from __future__ import annotations
 

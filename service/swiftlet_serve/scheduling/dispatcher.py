@@ -136,7 +136,9 @@ class Dispatcher:
         request = ArrivingRequest(queues, priority, encodings, lengths, rows, deadline, client, record, now, now)
         if len(rows) > 1 and len(rows) > min(PART, most := queues.most_waiting(lengths)):
             request.most_waiting = most
-            queues.short[priority].expect(client, lengths)
+            if queues.is_long(max(lengths)):
+                request.are_long = [*map(queues.is_long, lengths)]
+            request.expect()
             self._arriving.append(request)
             rows[-1].add_done_callback(lambda _: self._schedule())  # its caller may cancel all of them
         else:
@@ -155,14 +157,15 @@ class Dispatcher:
             return
         now, size = self.clock(), max(1, PART // len(self._arriving))
         for request in self._arriving:
+            if request.rows[-1].done() and all(row.done() for row in request.rows[request.queued :]):
+                request.expect(-1)  # its caller has gone
+                request.queued = len(request.rows)
+                continue
             room = request.most_waiting - request.waiting
             if room <= 0:
                 continue
-            queue, part = (
-                request.queues.short[request.priority],
-                slice(request.queued, request.queued + min(size, room)),
-            )
-            queue.expect(request.client, request.lengths[part], -1)
+            part = slice(request.queued, min(request.queued + min(size, room), len(request.rows)))
+            request.expect_part(part, -1, requests=-(part.stop == len(request.rows)))
             request.arrival = max(request.arrival, now)
             self._queue(request, request.encodings[part], request.lengths[part], request.rows[part])
             request.queued = part.stop

@@ -140,11 +140,13 @@ def _drain_s(
     """
     before_s, share = sum([call.remaining_s(load.now) for call in calls]), float(cores)
     if request.priority == "bulk":
-        before_s += sum([queue.ahead_s(request.arrival) for queue in queues if queue.priority == "interactive"])
+        before_s += sum(
+            [queue.ahead_s(request.arrival, load.now) for queue in queues if queue.priority == "interactive"]
+        )
         share *= max(1 / BULK_EVERY, 1 - load.interactive.share(load.now))
     queues = [queue for queue in queues if queue.priority == request.priority]
     if request.client is None:
-        return before_s / cores + sum([queue.ahead_s(request.arrival) for queue in queues]) / share
+        return before_s / cores + sum([queue.ahead_s(request.arrival, load.now) for queue in queues]) / share
     ahead = _ahead(request, request.client, queues, load.times[request.priority], load.now)
     wait = before_s / cores + ahead.seconds(0.0) / share
     if not ahead.others or not wait:
@@ -170,11 +172,11 @@ def _ahead(request: Request, client: str, queues: Sequence[SequenceQueue], times
     time reaches the start of the last sequence, or until it has no more work.
     """
     reserved_s = request.reserved_s
-    before_s = reserved_s.get(client, 0.0) + sum([queue.ahead_s(request.arrival, client) for queue in queues])
+    before_s = reserved_s.get(client, 0.0) + sum([queue.ahead_s(request.arrival, now, client) for queue in queues])
     until = times.of(client) + before_s + request.request_s
     count = len(reserved_s) + sum([len(queue.lanes) for queue in queues])
     if count > MANY_CLIENTS:  # a bound
-        everything_s = sum(reserved_s.values()) + sum([queue.ahead_s(request.arrival) for queue in queues])
+        everything_s = sum(reserved_s.values()) + sum([queue.ahead_s(request.arrival, now) for queue in queues])
         return Ahead(min(everything_s, before_s + count * (until - times.served)))
     others_s = dict(reserved_s)
     for queue in queues:

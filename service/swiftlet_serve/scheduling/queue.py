@@ -54,6 +54,22 @@ class ArrivingRequest:
     queued: int = 0  # sequences that were inserted
     waiting: int = 0  # of those, the ones that wait in a queue
     most_waiting: int = sys.maxsize
+    are_long: Sequence[bool] = ()  # which sequences were long when it arrived; empty: none
+
+    def expect(self, sign: int = 1) -> None:
+        """Counts the sequences that are not queued yet, or takes them from the count again."""
+        self.expect_part(slice(self.queued, None), sign, requests=sign)
+
+    def expect_part(self, part: slice, sign: int, requests: int = 0) -> None:
+        """Counts some sequences before they are queued. `requests` is 1 with the first ones, -1 with the last ones."""
+        lengths, short = self.lengths[part], self.queues.short[self.priority]
+        if not self.are_long:
+            short.expect(self.client, lengths, sign, requests)
+            return
+        for queue, is_long in ((short, False), (self.queues.long[self.priority], True)):
+            if is_long in self.are_long:
+                own = [length for length, one in zip(lengths, self.are_long[part], strict=True) if one is is_long]
+                queue.expect(self.client, own, sign, requests)
 
 
 @dataclass(eq=False, slots=True)
@@ -113,21 +129,21 @@ class Totals:
 class Lane(Totals):
     """The sequences of one client in the order of their virtual arrival. Equal arrivals keep the order of insertion."""
 
-    __slots__ = ("expected", "items")
+    __slots__ = ("arriving", "expected", "items")
 
     def __init__(self) -> None:
         super().__init__()
         self.items: list[QueuedSequence] = []
         self.expected = Totals()  # those that count already, and are not among the items
+        self.arriving = 0  # requests of these
 
     def ahead_of(self, arrival: float) -> tuple[int, int, int]:
-        """Returns the rows, tokens and squares that go before a new sequence with this arrival."""
-        if not self.items or self.items[-1].arrival <= arrival:  # the usual case
-            return self.total
-        later = self.items[bisect_right(self.items, arrival, key=ARRIVAL) :]
-        rows, tokens, squares = work([item.length for item in later])
-        last = self.expected
-        return self.rows - rows - last.rows, self.tokens - tokens - last.tokens, self.squares - squares - last.squares
+        """Returns the rows, tokens and squares of the items that go before a new sequence with this arrival."""
+        rows, tokens, squares = self.expected.total
+        if self.items and self.items[-1].arrival > arrival:
+            later = work([item.length for item in self.items[bisect_right(self.items, arrival, key=ARRIVAL) :]])
+            rows, tokens, squares = rows + later[0], tokens + later[1], squares + later[2]
+        return self.rows - rows, self.tokens - tokens, self.squares - squares
 
     def add(self, items: Sequence[QueuedSequence]) -> None:
         """Inserts sequences, which are in the order of their virtual arrival."""
@@ -169,10 +185,11 @@ class SequenceQueue(Totals):
         """Iterates over all sequences, in no particular order."""
         return chain.from_iterable([lane.items for lane in self.lanes.values()])
 
-    def ahead_s(self, arrival: float, client: str | None = None) -> float:
-        """Predicts one core's seconds for the sequences that go before a new one with this arrival.
+    def ahead_s(self, arrival: float, now: float, client: str | None = None) -> float:
+        """Predicts one core's seconds for the sequences that go before a new one with this virtual arrival.
 
-        Those of one client, or of all: with several clients, any sequence may go before.
+        Those of one client, or of all: with several clients, any sequence may go before. Of each request whose
+        sequences are not all queued, as much goes before as arrives from now on.
         """
         if client is not None:
             lane = self.lanes.get(client)
@@ -180,7 +197,12 @@ class SequenceQueue(Totals):
             (lane,) = self.lanes.values()
         else:
             return self.model.latency.backlog_s(*self.total)
-        return 0.0 if lane is None else self.model.latency.backlog_s(*lane.ahead_of(arrival))
+        if lane is None:
+            return 0.0
+        ahead_s = self.model.latency.backlog_s(*lane.ahead_of(arrival))
+        if not lane.arriving:
+            return ahead_s
+        return ahead_s + min(self.model.latency.backlog_s(*lane.expected.total), lane.arriving * (arrival - now))
 
     @property
     def is_ready(self) -> bool:
@@ -223,9 +245,13 @@ class SequenceQueue(Totals):
         for item in items:
             item.request.waiting += 1
 
-    def expect(self, client: str, lengths: Sequence[int], sign: int = 1) -> None:
-        """Counts sequences of a client before they are inserted, or takes them from the count again."""
+    def expect(self, client: str, lengths: Sequence[int], sign: int, requests: int) -> None:
+        """Counts sequences of a client before they are inserted, or takes them from the count again.
+
+        `requests` is the number of requests that begin or end with them.
+        """
         lane = self._lane(client)
+        lane.arriving = max(0, lane.arriving + requests)  # the lane may be a new one
         self._count(lengths, sign, lane, lane.expected, self)
         if not lane.rows:
             del self.lanes[client]

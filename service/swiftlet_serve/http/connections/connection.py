@@ -373,7 +373,8 @@ class Connection(asyncio.Protocol):
     def _go_on_writing(self) -> None:
         """Schedules the next part of the response. After the last one, the response is complete."""
         if self._unsent:
-            self._loop.call_soon(self._write_more)
+            if self._may_write.is_set():  # otherwise `resume_writing` schedules it
+                self._loop.call_soon(self._write_more)
             return
         if self._may_write.is_set():
             self._write_deadline = math.inf

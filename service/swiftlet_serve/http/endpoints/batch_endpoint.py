@@ -229,7 +229,7 @@ def _render(members: Sequence[Member | SwiftletError], answers: Sequence[Any]) -
         Unprocessable: an answer is too large.
     """
     parts = []
-    for member, answer in zip(members, answers, strict=True):
+    for member, answer in in_turns(zip(members, answers, strict=True)):
         if isinstance(member, SwiftletError) or isinstance(answer, SwiftletError):
             parts.append(dump(failure(answer).model_dump()))
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
@@ -11,7 +12,7 @@ from starlette.responses import Response
 
 from swiftlet_models.turns import in_turns
 from swiftlet_serve import tasks
-from swiftlet_serve.errors import FieldError, Unprocessable
+from swiftlet_serve.errors import FieldError, Unprocessable, deadline_exceeded
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.receipts import Signer
 from swiftlet_serve.http.gate.request import RenderError, Request
@@ -121,10 +122,18 @@ class Endpoint:
         )
 
     async def _off_loop(self, request: Request, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Calls a function on a thread if the request is long, so that other requests need not wait."""
+        """Calls a function on a thread if the request is long, so that other requests need not wait.
+
+        Raises:
+            DeadlineExceeded: the thread had no time for it until the deadline.
+        """
         if request.record.sequences <= MAX_INLINE_SEQUENCES and len(request.body) <= self._inline_bytes:
             return function(*args, **kwargs)
-        return await self._runtime.run_in_thread(function, *args, **kwargs)
+        try:
+            async with asyncio.timeout_at(request.response_deadline):
+                return await self._runtime.run_in_thread(function, *args, **kwargs)
+        except TimeoutError:
+            raise deadline_exceeded() from None
 
     async def _wait_for_model(self, missing: ModelLoading, request: Request) -> None:
         """Waits for a model that is not in memory. Such requests must not count as queued work.
