@@ -9,20 +9,19 @@ own. The networks have random weights in the released shapes. Rounds alternate, 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from statistics import median
 from typing import Any, Final
 
 import numpy as np
 
-from loadtest.shared_trunk import ENCODER, networks
+from loadtest.shared_trunk import ENCODER, medians, networks
 from swiftlet_models.folding import fold
 from swiftlet_models.tensors import Adapted
 from swiftlet_serve.benchmark.networks import RELEASED, random_sequences
+from swiftlet_serve.engines._program_numbers import without_adapter
 from swiftlet_serve.engines._shared_trunk import SharedTrunk
-from swiftlet_serve.engines.native import Native, select, without_adapter
+from swiftlet_serve.engines.native import Native, select
 from swiftlet_serve.offline.environment import current_environment
 from swiftlet_serve.types import Batch, Engine
 
@@ -61,18 +60,6 @@ def engines(made: Sequence[Network]) -> tuple[list[Native], SharedTrunk, int]:
     heads = [Native(library, fold(*network, part="head")) for network in made]
     size = sum(part.bytes for part in (trunk, *heads))
     return [Native(library, fold(*network)) for network in made], SharedTrunk(trunk, heads, range(len(made))), size
-
-
-def medians(works: Sequence[Callable[[], object]], rounds: int) -> list[float]:
-    """Returns the CPU time of each work in milliseconds."""
-    times: list[list[float]] = [[] for _ in works]
-    for n in range(rounds + 1):
-        for work, own in zip(works, times, strict=True):
-            started = time.process_time()
-            work()
-            if n:
-                own.append(time.process_time() - started)
-    return [1e3 * median(own) for own in times]
 
 
 def compare(own: Sequence[Engine], shared: Engine, apart: Sequence[Engine], tokens: int, rounds: int) -> list[float]:

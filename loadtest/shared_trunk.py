@@ -47,27 +47,31 @@ def engine(network: tuple[str, dict[str, Any], dict[str, Any]], part: Part = "ne
     return Native(library, fold(architecture, config, weights, part=part))
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Returns the CPU time of one call."""
-    started = time.process_time()
-    work()
-    return time.process_time() - started
+def medians(works: Sequence[Callable[[], object]], rounds: int) -> list[float]:
+    """Returns the CPU time of each work in milliseconds. Works take turns, and the first round does not count."""
+    times: list[list[float]] = [[] for _ in works]
+    for n in range(rounds + 1):
+        for work, own in zip(works, times, strict=True):
+            started = time.process_time()
+            work()
+            if n:
+                own.append(time.process_time() - started)
+    return [1e3 * median(own) for own in times]
 
 
-def compare(shared: Engine, models: Sequence[Engine], tokens: int, rounds: int) -> tuple[float, float, float]:
-    """Returns the seconds of one text: on the trunk for one head, for all heads, and in all models."""
+def compare(shared: Engine, models: Sequence[Engine], tokens: int, rounds: int) -> list[float]:
+    """Returns the milliseconds of one text: on the trunk for one head, for all heads, and in all models."""
     (text,) = random_sequences([tokens])
     alone = Batch.of([text])
     every = Batch.of([replace(text, head=head) for head in range(len(models))])
-    works: list[Callable[[], object]] = [
-        lambda: shared.run(alone),
-        lambda: shared.run(every),
-        lambda: [model.run(alone) for model in models],
-    ]
-    for work in works:
-        work()
-    times = [[seconds(work) for work in works] for _ in range(rounds)]
-    return median(t[0] for t in times), median(t[1] for t in times), median(t[2] for t in times)
+    return medians(
+        [
+            lambda: shared.run(alone),
+            lambda: shared.run(every),
+            lambda: [model.run(alone) for model in models],
+        ],
+        rounds,
+    )
 
 
 def main() -> None:
@@ -97,7 +101,7 @@ def main() -> None:
         sizes = sum(part.bytes for part in (trunk, *heads)) / 2**20, sum(model.bytes for model in models) / 2**20
         for tokens in arguments.tokens:
             one, every, apart = compare(shared, models, tokens, arguments.rounds)
-            row = shape, tokens, *(f"{1e3 * t:.2f}" for t in (one, every, apart)), f"{apart / every:.2f}"
+            row = shape, tokens, *(f"{t:.2f}" for t in (one, every, apart)), f"{apart / every:.2f}"
             print(f"| {' | '.join(map(str, (*row, *(f'{size:.0f}' for size in sizes))))} |", flush=True)
 
 

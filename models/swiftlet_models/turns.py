@@ -1,4 +1,4 @@
-"""Long loops on a thread beside an event loop: after each piece of work, they let the loop have its turn.
+"""Lets an event loop run between the pieces of a long loop on another thread.
 
 Python's lock goes to a thread that waits for it only after the switch interval, and a loop that serves requests needs
 the lock several times for each. A request that is alone with a busy thread thus takes several times as long.

@@ -12,8 +12,9 @@ from swiftlet_models import trunks
 from swiftlet_models.folding import fold
 from swiftlet_models.weights import read_weights
 from swiftlet_serve.engines import native
+from swiftlet_serve.engines._program_numbers import without_adapter
 from swiftlet_serve.engines._shared_trunk import Apart, Readings, SharedTrunk
-from swiftlet_serve.engines.native import Library, Native, without_adapter
+from swiftlet_serve.engines.native import Library, Native
 from swiftlet_serve.machine.sealed_files import SealedFiles, path_of
 from swiftlet_serve.types import Batch
 from swiftlet_serve.workers.hosted_model import host_model

@@ -40,9 +40,10 @@ from swiftlet_models.program import (
     Step,
 )
 from swiftlet_models.tensors import round_to_bf16, widen
-from swiftlet_serve.engines import native
+from swiftlet_serve.engines import _program_numbers, native
 from swiftlet_serve.engines._matrices import PRECISIONS, quantise
-from swiftlet_serve.engines.native import Library, Native, without_adapter
+from swiftlet_serve.engines._program_numbers import without_adapter
+from swiftlet_serve.engines.native import Library, Native
 from swiftlet_serve.engines.onnx_cpu import PaddedOnnx, RaggedOnnx
 from swiftlet_serve.inference.loading import BUNDLED
 from swiftlet_serve.types import Batch
@@ -863,7 +864,7 @@ def test_native_refuses_more_distances_than_a_block_of_keys(monkeypatch):
     changed = replace(given, vectors=given.vectors | tables)
     with pytest.raises(FoldingError, match="its table of distances has 513 rows, more than 512"):
         Native(best(), changed)
-    monkeypatch.setattr(native, "MOST_DISTANCES", 513)
+    monkeypatch.setattr(_program_numbers, "MOST_DISTANCES", 513)
     with pytest.raises(ValueError, match="contradict each other"):
         Native(best(), changed)
 
@@ -909,7 +910,8 @@ import numpy as np
 from pathlib import Path
 from swiftlet_models.folding import fold
 from swiftlet_models.encodings import Encoding
-from swiftlet_serve.engines.native import Library, Native, without_adapter
+from swiftlet_serve.engines._program_numbers import without_adapter
+from swiftlet_serve.engines.native import Library, Native
 from swiftlet_serve.types import Batch
 from tests.support.adapters import adapted
 

@@ -12,7 +12,8 @@ import pytest
 from swiftlet_models.folded import Product
 from swiftlet_models.tensors import Computed
 from swiftlet_serve.engines import native
-from swiftlet_serve.engines.native import Native, Parameters, program_numbers
+from swiftlet_serve.engines._program_numbers import Parameters, program_numbers
+from swiftlet_serve.engines.native import Native
 from swiftlet_serve.machine.sealed_files import SealedFiles, open_sealed, path_of
 from swiftlet_serve.types import Batch
 from tests.support.native_kernels import best, encoding, folded

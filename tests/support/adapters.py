@@ -11,7 +11,7 @@ from swiftlet_models.tensors import Adapted
 
 
 def adapted(weights: Mapping[str, Any], rank: int, seed: int, parts: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Returns parameters of which those of the encoder's linear maps, or of the `parts`, have an adapter."""
+    """Returns parameters. Those of the encoder's linear maps, or of the `parts`, have an adapter."""
     draw, found = np.random.default_rng(seed), dict(weights)
     for name, weight in weights.items():
         layer, _, kind = name.rpartition(".")

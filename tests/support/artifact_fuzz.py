@@ -34,7 +34,7 @@ from swiftlet_models.artifact.parsing import parse
 from swiftlet_models.encodings import Encoding
 from swiftlet_models.folded import Folded, FoldingError
 from swiftlet_models.folding import Part, fold_artifact
-from swiftlet_serve.engines import native
+from swiftlet_serve.engines import _program_numbers, native
 from swiftlet_serve.engines._matrices import PRECISIONS
 from swiftlet_serve.engines.native import Library, Native
 from swiftlet_serve.errors import SetupError
@@ -203,9 +203,9 @@ def _load_contradictory(library: Library, folded: Folded, precision: Precision, 
             case 3:
                 name, other = draw.choice(sorted(folded.products)), draw.choice(sorted(folded.products))
                 folded.products[name] = folded.products[other]
-    own = native.program_numbers
+    own = _program_numbers.program_numbers
 
-    def changed(folded: Folded, parameters: native.Parameters) -> NDArray[np.int32]:
+    def changed(folded: Folded, parameters: _program_numbers.Parameters) -> NDArray[np.int32]:
         numbers = own(folded, parameters)
         for _ in range(wrong_numbers):
             # Mostly a number that another place of the program has, which is more often plausible.
@@ -213,13 +213,13 @@ def _load_contradictory(library: Library, folded: Folded, precision: Precision, 
             numbers[draw.randrange(len(numbers))] = chosen
         return numbers[: len(numbers) - (draw.random() < 0.02)] if wrong_numbers else numbers
 
-    native.program_numbers = changed
+    _program_numbers.program_numbers = changed
     try:
         engine = Native(library, folded, precision=precision)
     except (ValueError, FoldingError, MemoryError):
         return True
     finally:
-        native.program_numbers = own
+        _program_numbers.program_numbers = own
     words = 1 if folded.words is None else len(folded.words)
     _run(engine, words, folded.positions, draw, folded.given, valid=False)
     engine.close()

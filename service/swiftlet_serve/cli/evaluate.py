@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @skip_option
 @limit_option
 @click.option(
-    "--record", is_flag=True, help="Add the scores to the card of the artifact, in place of those on the same file."
+    "--record", is_flag=True, help="Add the scores to the card of the artifact. They replace those on the same file."
 )
 def evaluate(
     artifact: str,

@@ -28,11 +28,10 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import cache
-from itertools import accumulate, chain
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -40,27 +39,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models.artifact import Artifact, ArtifactError, Precision
-from swiftlet_models.folded import Array, Folded, FoldingError, Product
+from swiftlet_models.folded import Folded, FoldingError
 from swiftlet_models.folding import MULTIPLE, Part, fold_artifact
-from swiftlet_models.program import (
-    GIVEN,
-    WORDS,
-    Attend,
-    Gate,
-    LookUp,
-    Multiply,
-    Norm,
-    NormHeads,
-    Place,
-    Read,
-    Relative,
-    Rotate,
-    Step,
-)
-from swiftlet_models.tensors import Adapted, Floats, Matrix, Weights, WeightsError, round_to_bf16
+from swiftlet_models.tensors import Adapted, Weights, WeightsError, round_to_bf16
 from swiftlet_models.weights import open_weights
-from swiftlet_serve.engines import onnx_cpu
+from swiftlet_serve.engines import _program_numbers, onnx_cpu
 from swiftlet_serve.engines._matrices import PRECISIONS, finite, stored_ahead
+from swiftlet_serve.engines._program_numbers import (
+    Adapter,
+    Parameters,
+    listed_matrices,
+    without_adapter,
+)
 from swiftlet_serve.engines._shared_trunk import SharedTrunk
 from swiftlet_serve.machine.sealed_files import SealedFiles
 from swiftlet_serve.types import EARLIER_WRONG_SUMS, Batch, Cost, Engine, Row
@@ -72,13 +62,6 @@ SHARES_CORES: Final = True
 SHARES_WEIGHTS: Final = True
 KERNELS: Final = ("amx", "avx512bf16", "avx512vnni", "avxvnni", "avx2", "neon_i8mm", "neon")  # the fastest first
 CHOICE: Final = "SWIFTLET_NATIVE_KERNEL"  # the environment variable that selects a kernel
-# Numbers in C++.
-ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3, "tanh": 4, "silu": 5}
-INDICES: Final = {"word": 0, "next_word": 1, "previous_word": 2, "position": 3, "token_type": 4, "given": 5}
-HOW: Final = {"focus": 0, "mean": 1, "max": 2}
-NONE: Final = -1
-STEP_NUMBERS: Final = 17
-MOST_DISTANCES: Final = 512  # rows of a table of distances
 WRONG_SUM: Final = 4  # the status of a call that found a wrong sum and was computed again
 TEST_SECONDS: Final = 0.25  # of the self-test
 TEST_ROUNDS: Final = 100
@@ -244,7 +227,7 @@ class Native:
         self._adapters = adapters or [own]
         self._shapes = {name: product.matrix.shape for name, product in folded.products.items()}
         network = folded, Parameters.of(folded)
-        numbers = program_numbers(*network)
+        numbers = _program_numbers.program_numbers(*network)
         with self._created(numbers) as measured:
             self._add_sizes(measured, *network)
             size = self._c.swiftlet_model_bytes(measured)
@@ -288,7 +271,7 @@ class Native:
         return files.find(key, size)
 
     def _add_parameters(self, model: int, folded: Folded, parameters: Parameters) -> None:
-        products, words = _matrices(folded, parameters)
+        products, words = listed_matrices(folded, parameters)
         matrices = stored_ahead([*(product.matrix for product in products), *words], self._precision)
         for product, (weight, scale) in zip(products, matrices, strict=False):  # the table of words follows
             bias = finite(product.bias)
@@ -305,7 +288,7 @@ class Native:
 
     def _add_sizes(self, model: int, folded: Folded, parameters: Parameters) -> None:
         """Does the same for a model that does not read the parameters."""
-        products, words = _matrices(folded, parameters)
+        products, words = listed_matrices(folded, parameters)
         for product in products:
             _check(self._c.swiftlet_add_product(model, *product.matrix.shape, None, None, None))
         for table in words:
@@ -554,117 +537,6 @@ def _obstacle(library: Library) -> str | None:
 @cache
 def _test_once(file: Path) -> None:
     Library(file).test_tiles(TEST_SECONDS)
-
-
-class Parameters(NamedTuple):
-    """The parameters of a network by name, with the numbers that C++ gives them."""
-
-    products: dict[str, int]
-    vectors: dict[str, Array]  # in the order of their numbers
-    words_in: str | None  # the product that holds the word table as well
-
-    @classmethod
-    def of(cls, folded: Folded) -> Parameters:
-        """Lists the parameters. Exact products are vectors."""
-        exact = {step.product for step in folded.program if isinstance(step, Multiply) and step.exact}
-        products = {name: i for i, name in enumerate(name for name in folded.products if name not in exact)}
-        vectors = dict(folded.vectors)
-        for name in exact:
-            vectors |= {name: folded.products[name].weight, name + ".bias": folded.products[name].bias}
-        shared = (name for name in products if folded.products[name].matrix is folded.words)
-        return cls(products, vectors, next(shared, None))
-
-
-Adapter = Mapping[str, tuple[Floats, Floats]]
-"""What an adapter adds to products, by their names: the matrices A (R, K) and B (N, R) of B A x."""
-
-
-def without_adapter(folded: Folded) -> tuple[Folded, Adapter]:
-    """Returns a network without its adapter, and the adapter. Exact products stay as they are."""
-    exact = {step.product for step in folded.program if isinstance(step, Multiply) and step.exact}
-    products, adapter = dict(folded.products), dict[str, tuple[Floats, Floats]]()
-    for name, product in folded.products.items():
-        if isinstance(matrix := product.matrix, Adapted) and name not in exact:
-            products[name] = Product(matrix.base, product.bias)
-            adapter[name] = np.asarray(matrix.a, np.float32), np.asarray(matrix.b, np.float32)
-    return replace(folded, products=products), adapter
-
-
-def _matrices(folded: Folded, parameters: Parameters) -> tuple[list[Product], list[Matrix]]:
-    """Returns the products, and the table of words unless it lies in one of them."""
-    words = [folded.words] if folded.words is not None and parameters.words_in is None else []
-    return [folded.products[name] for name in parameters.products], words
-
-
-def program_numbers(folded: Folded, parameters: Parameters) -> NDArray[np.int32]:
-    """Returns a network's program as numbers, which `native/program.h` reads.
-
-    Raises:
-        FoldingError: the kernels do not have one of its activations, or not so many distances.
-    """
-    program = folded.program
-    values = {value: i for i, value in enumerate(program.widths)}
-    vectors = {name: i for i, name in enumerate(parameters.vectors)}
-
-    def place(at: Place | None) -> tuple[int, int]:
-        return (values[at.value], at.first) if at else (NONE, 0)
-
-    def vector(name: str | None) -> int:
-        return vectors[name] if name else NONE
-
-    def distances(relative: Relative | None) -> tuple[int, int, int]:
-        if relative is None:
-            return NONE, NONE, NONE
-        for name in filter(None, (relative.keys, relative.queries)):
-            if (count := len(folded.vectors[name])) > MOST_DISTANCES:
-                raise FoldingError(f"its table of distances has {count} rows, more than {MOST_DISTANCES}")
-        return vector(relative.rows), vector(relative.keys), vector(relative.queries)
-
-    def activation(name: str | None) -> int:
-        if name not in ACTIVATIONS:
-            raise FoldingError(f"the activation {name!r} is not supported")
-        return ACTIVATIONS[name]
-
-    def epsilon(number: float) -> int:
-        return int(np.float32(number).view(np.int32))
-
-    def numbers(step: Step) -> tuple[int, ...]:
-        """The kind of a step, its output, and the numbers of its kind."""
-        match step:
-            case LookUp():
-                table = (0, 0) if step.table in (WORDS, GIVEN) else (1, vectors[step.table])
-                return 0, values[step.out.value], step.out.first, step.out.width, *table, INDICES[step.index], step.adds
-            case Multiply():
-                bias = vectors[step.product + ".bias"] if step.exact else NONE
-                product = vectors[step.product] if step.exact else parameters.products[step.product]
-                after = *place(step.residual), vector(step.gain), activation(step.activation)
-                return 1, values[step.out], values[step.x], product, bias, *after
-            case Norm():
-                norm = vectors[step.norm + ".weight"], vectors[step.norm + ".bias"] if step.centres else NONE
-                return 2, values[step.out], values[step.x], *norm, epsilon(step.epsilon), *place(step.residual)
-            case Attend():
-                places = *place(step.query), *place(step.key), *place(step.value)
-                window = NONE if step.window is None else step.window
-                after = step.heads, step.causal, vector(step.bias), window
-                return 3, values[step.out], *places, *after, *distances(step.relative), step.key_heads
-            case Read():
-                return 4, values[step.out], values[step.x], HOW[step.how]
-            case Gate():
-                return 5, values[step.out], values[step.x], activation(step.activation)
-            case Rotate():
-                return 6, *place(step.x), step.x.width, vector(step.table), step.heads
-            case NormHeads():
-                return 7, *place(step.x), step.x.width, vector(step.norm), step.heads, epsilon(step.epsilon)
-
-    steps = []
-    for block in program.blocks:
-        for _ in range(block.times):
-            for i, step in enumerate(block.steps):
-                kind, *rest = numbers(step)
-                steps.append([kind, i == 0, *rest, *[0] * (STEP_NUMBERS - 2 - len(rest))])
-    results = [values[result] for result in program.results]
-    head = len(values), len(results), len(steps), folded.positions
-    return np.array([*head, *program.widths.values(), *results, *chain.from_iterable(steps)], np.int32)
 
 
 def _check(status: int) -> None:

@@ -1,6 +1,6 @@
 // A network's program: its steps, and how they are divided into segments.
 //
-// Python writes a program as numbers (`engines/native.py`; `swiftlet_models/program.py` has the meaning of the steps).
+// Python writes a program as numbers (`engines/_program_numbers.py`; `swiftlet_models/program.py` has the meaning of the steps).
 // `Program` refuses whatever contradicts itself, so that no later code checks a number.
 //
 // A step computes each row by itself, except for two: attention reads the keys and values of a whole sequence, and a read

@@ -50,7 +50,7 @@ def _head(stream: BinaryIO, name: str, delimiter: str) -> tuple[list[str], int]:
 
 
 def _has_lone_return(stream: BinaryIO) -> bool:
-    """Returns whether the first line, up to LF, has a CR within it."""
+    """Returns whether a CR without LF stands inside the first line. A line ends with LF."""
     stream.seek(0)
     return LONE_RETURN.search(stream.readline(MAX_RECORD_BYTES)) is not None
 

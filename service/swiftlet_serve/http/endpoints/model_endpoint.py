@@ -69,7 +69,7 @@ class Translation(NamedTuple):
 
 
 Translate = Callable[[Request], Translation]
-"""Translates a request of a route, on any thread. Raises SwiftletError if the request is invalid."""
+"""Translates a request of a route. May run on any thread. Raises SwiftletError if the request is invalid."""
 
 
 class Foreign(NamedTuple):
