@@ -15,10 +15,10 @@ import swiftlet_models.ragged.plan
 import tests.support.native_kernels
 from swiftlet_models.graphs import ragged
 from swiftlet_models.program import Attend, Block, Multiply, Norm, Place, Program, Read, Step, joined, reading_late
-from swiftlet_serve.engines import native
+from swiftlet_serve.engines import _program_numbers, native
 
 EXECUTORS = (
-    native,
+    _program_numbers,
     ragged,
     swiftlet_models.ragged.operations,
     swiftlet_models.ragged.plan,
