@@ -26,7 +26,6 @@ LABEL_COLUMNS: Final = ("label", "gold_label", "is_duplicate", "quality")
 TEXT_FIELDS: Final = ("text", "premise", "hypothesis", "query")  # of lines of JSON
 SHOWN: Final = 10  # labels in an error
 LABEL: Final = re.compile("[0-9]{1,9}")
-WORD_BORDER: Final = re.compile(r"(?<=[a-z])(?=[A-Z])|[_/]+")  # in names of labels
 TAG: Final = re.compile("O|[BILUES]-.+")
 
 Span = tuple[int, int, str]
@@ -209,11 +208,6 @@ def named(path: Path) -> list[Named]:
             if isinstance(label, str):
                 texts.append(Named(row.text("text"), label))
     return texts
-
-
-def label_words(label: str) -> str:
-    """Returns the words of a label such as `PlayMusic` or `alarm_query`, as people write them."""
-    return " ".join(WORD_BORDER.sub(" ", label).split())
 
 
 def inferences(path: Path) -> list[Inference]:

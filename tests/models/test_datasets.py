@@ -399,20 +399,6 @@ def test_documents_rejects_other_lines_of_json(tmp_path, content):
         list(documents(tmp_path / "nli.jsonl"))
 
 
-@pytest.mark.parametrize(
-    ("label", "words"),
-    [
-        ("PlayMusic", "Play Music"),
-        ("alarm_query", "alarm query"),
-        ("it's", "it's"),
-        ("서울_날씨", "서울 날씨"),
-        ("USA", "USA"),
-    ],
-)
-def test_label_words_splits_names(label, words):
-    assert datasets.label_words(label) == words
-
-
 REVIEWS = [("a good, warm film", "good"), ('it says "no"', "bad"), ("two\nlines", "neither")]
 NAMES = ("bad", "good", "neither")
 

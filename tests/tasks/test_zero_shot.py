@@ -326,6 +326,29 @@ def test_embedding_model_uses_a_template_of_the_request_only(embedder: Any, toke
     assert label.input_ids.tolist() == tokenizer.encode(["is x"], 512)[0].input_ids.tolist()
 
 
+@pytest.mark.parametrize(
+    ("label", "read"),
+    [
+        ("PlayMusic", "play music"),
+        ("play_music", "play music"),
+        ("iPhone", "iphone"),
+        ("___", "___"),
+        ("when? PlayMusic", "when? play music"),
+    ],
+)
+def test_embedding_model_reads_a_name_as_its_words_unless_they_take_more_tokens(
+    tmp_path: Path, label: str, read: str
+) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##m", "##u", "##sic", "music", "when", "?", "_"]
+    (tmp_path / "vocab.txt").write_text("\n".join([*words, "iphone", "i", "phone", "about"]), "utf-8")
+    tokenizer = Tokenizer.from_directory(tmp_path)
+
+    for prompts in ({}, {"prompts": {"topic": "about "}, "default_prompt": "topic"}):
+        encoding = embedding_task(tokenizer, **prompts).encode(request("music", [label]))[-1]
+
+        assert [*encoding.input_ids] == [*tokenizer.encode([("about " if prompts else "") + read], 64)[0].input_ids]
+
+
 def test_embedding_model_puts_the_prompt_before_texts_and_labels(tokenizer: Tokenizer) -> None:
     task = embedding_task(tokenizer, prompts={"topic": "about "}, default_prompt="topic")
 

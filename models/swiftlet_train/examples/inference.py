@@ -15,6 +15,7 @@ import numpy as np
 
 from swiftlet_models import datasets
 from swiftlet_models.datasets import Inference, Named
+from swiftlet_models.label_names import in_words
 from swiftlet_models.relations import ENTAILMENT, find_relations
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_train.examples.example import Example, take_evenly
@@ -75,5 +76,5 @@ def make_hypotheses(texts: Sequence[Named], negatives: int) -> list[Inference]:
         wrong = [label for label in taken if label != text.label][:negatives]
         for label in (text.label, *wrong):
             relation = ENTAILMENT if label == text.label else OTHER
-            pairs.append(Inference(text.text, template.format(datasets.label_words(label)), relation))
+            pairs.append(Inference(text.text, template.format(in_words(label)), relation))
     return pairs

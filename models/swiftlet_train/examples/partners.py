@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from swiftlet_models import datasets
 from swiftlet_models.datasets import Question
+from swiftlet_models.label_names import in_words
 from swiftlet_models.relations import ENTAILED
 from swiftlet_train.examples.example import take_evenly
 from swiftlet_train.examples.relevance import RELEVANT, judge_sentences
@@ -66,7 +67,7 @@ def _entailments(path: Path) -> list[Pair]:
 
 
 def _labels(path: Path) -> list[Pair]:
-    return [Pair(item.text, datasets.label_words(item.label)) for item in datasets.named(path) if item.text.strip()]
+    return [Pair(item.text, in_words(item.label)) for item in datasets.named(path) if item.text.strip()]
 
 
 def _kinds(path: Path) -> Iterator[Pair]:

@@ -12,6 +12,7 @@ import numpy as np
 from swiftlet_models import datasets, metrics
 from swiftlet_models.datasets import DatasetError, Unlabelled
 from swiftlet_models.encodings import Encoding
+from swiftlet_models.label_names import in_words
 from swiftlet_models.metrics import Score
 from swiftlet_models.probabilities import softmax
 from swiftlet_models.relations import find_relations
@@ -86,9 +87,7 @@ class Relations(ZeroShot):
 
 
 def _named_cases(data: Path, skip: int, stop: int | None) -> Iterator[Case]:
-    examples = [
-        (example.text, datasets.label_words(example.label)) for example in datasets.named(data) if example.text.strip()
-    ]
+    examples = [(example.text, in_words(example.label)) for example in datasets.named(data) if example.text.strip()]
     labels = sorted({label for _, label in examples})
     for number, (text, right) in list(enumerate(examples))[skip:stop]:
         wrong = np.array([label for label in labels if label != right])

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models.artifact import Head, Labelling, Manifest, Outputs
-from swiftlet_models.encodings import Encoding, TextTooLong, TooManyWindows
+from swiftlet_models.encodings import Encoding, Ids, TextTooLong, TooManyWindows
+from swiftlet_models.label_names import in_words, is_name
 from swiftlet_models.labelling import LabelledText, NoRoom, Reader, Scorer
 from swiftlet_models.probabilities import sigmoid, softmax
 from swiftlet_models.relations import find_entailment
@@ -138,19 +139,33 @@ class EmbeddingZeroShot(ZeroShotTask):
         """
         texts, labels, ids = self.checked(request)
         template = request.parameters.hypothesis_template
+        hypotheses = labels if template is None else [fill(template, label) for label in labels]
         if template is not None or self._prompt:
-            hypotheses = labels if template is None else [fill(template, label) for label in labels]
             ids = self.tokenizer.ids([self._prompt + hypothesis for hypothesis in hypotheses])
         prompted = [self._prompt + text for text in texts]
         limits, most = (self.max_tokens, request.parameters.truncation), self.max_sequences
         places = pointers(request.inputs)
         encodings = _windows.encode(self.tokenizer, prompted, *limits, places, most, prefix=self._prompt)
-        for i, own in enumerate(ids, start=len(texts)):
+        for i, own in enumerate(self._in_words(hypotheses, ids), start=len(texts)):
             sequence, types, _ = self.tokenizer.wrap(own)
             if len(sequence) > self.max_tokens:
                 raise self.too_long(request, i, len(sequence))
             encodings.append(Encoding(sequence, types, np.zeros(1, np.int64), text_index=i - len(texts), kept=True))
         return encodings
+
+    def _in_words(self, labels: Sequence[str], ids: Sequence[Ids]) -> Sequence[Ids]:
+        """Returns the tokens of labels, where names such as `PlayMusic` are their words. `ids` has them as they are.
+
+        A name stays as it is if its words take more tokens: `iPhone` is a word of most vocabularies.
+        """
+        names = [i for i, label in enumerate(in_turns(labels)) if is_name(label)]
+        read = [*ids]
+        for i, words in zip(
+            names, self.tokenizer.ids([self._prompt + in_words(labels[i]) for i in names]), strict=True
+        ):
+            if len(words) <= len(ids[i]):
+                read[i] = words
+        return read
 
     def decode(self, request: ZeroShotRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> Any:
         """Returns the labels of each text, or of the only one if `inputs` is a text, best first."""
