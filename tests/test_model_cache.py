@@ -208,6 +208,63 @@ def test_a_model_in_use_is_not_removed(checkpoint: Path, filled: Path) -> None:
     assert path.exists()
 
 
+def serve(checkpoint: Path, cache: Path) -> Path:
+    """Does what a process that serves a checkpoint does, up to the release of its locks."""
+    (path,) = locate([str(checkpoint)], str(cache))
+    while model_cache._held:
+        os.close(model_cache._held.popitem()[1])
+    return path
+
+
+def test_nothing_stays_of_an_entry_that_is_removed(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also nothing of a failed import, once another one succeeds."""
+
+    def fail(*_: object) -> None:
+        raise SetupError("no")
+
+    cache = ModelCache(str(tmp_path))
+    monkeypatch.setattr(model_cache, "_import", fail)
+    with pytest.raises(SetupError):
+        locate([f"{checkpoint}:task=qa"], str(tmp_path))
+    model_cache._held.clear()
+    monkeypatch.setattr(model_cache, "_import", lambda source, _, entry, __: make(*_parts(entry), 1, 1.0))
+    serve(checkpoint, tmp_path)
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == ["", ".lock", ".state"]
+    (entry,) = cache.entries()
+    assert cache.remove(entry)
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("at", range(1, 4))
+def test_an_entry_that_is_removed_meanwhile_is_made_again(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Another process removes it just before this one takes a lock. A lock on a file that is gone locks nobody out."""
+    made: list[Path] = []
+    monkeypatch.setattr(model_cache, "_import", lambda source, _, entry, __: made.append(make(*_parts(entry), 1, 1.0)))
+    path = serve(checkpoint, tmp_path)
+    cache, flock, calls = ModelCache(str(tmp_path)), fcntl.flock, []
+
+    def lock(descriptor: int, operation: int) -> None:
+        calls.append(operation)
+        if len(calls) == at:
+            monkeypatch.setattr(fcntl, "flock", flock)
+            for entry in cache.entries():
+                cache.remove(entry)
+            monkeypatch.setattr(fcntl, "flock", lock)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    (found,) = locate([str(checkpoint)], str(tmp_path))
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert (found, (found / MANIFEST).exists()) == (path, True)
+    (entry,) = cache.entries()
+    assert not cache.remove(entry)  # this process has a lock that counts
+    os.close(model_cache._held.popitem()[1])
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from swiftlet_models.artifact import LANGUAGE
+from swiftlet_models.regular_file import check_regular
 
 MODEL_CARD: Final = "README.md"
 METADATA: Final = re.compile(r"\s*---[\r\n]+(.*?)[\r\n]+---(?:\r?\n|$)", re.DOTALL)  # as huggingface_hub finds them
@@ -23,6 +24,7 @@ def languages(directory: Path) -> tuple[str, ...]:
     try:
         import yaml  # type: ignore[import-untyped]
 
+        check_regular(directory / MODEL_CARD)
         block = METADATA.match((directory / MODEL_CARD).read_text("utf-8"))
         language = yaml.safe_load(block[1]).get("language", []) if block else []
     except Exception:  # a card is text of any author, and its errors have several types

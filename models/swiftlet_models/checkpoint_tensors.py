@@ -78,7 +78,7 @@ def read_object(file: Path, kind: type = dict) -> Any:
     try:
         document = read_json(file)
     except FileNotFoundError:
-        what = f"is {instead(file)}" if file.is_symlink() else "is missing"
+        what = f"is {instead(file)}" if file.exists() or file.is_symlink() else "is missing"
         raise ConversionError(f"{file.name} {what}.") from None
     except JsonError as error:
         raise ConversionError(f"{file.name} {error}.") from None

@@ -21,6 +21,7 @@ from swiftlet_models import sources
 from swiftlet_models.artifact import PairPrompt
 from swiftlet_models.checkpoint_card import MODEL_CARD
 from swiftlet_models.checkpoint_tensors import ConversionError, open_tensors, read_object
+from swiftlet_models.regular_file import check_regular
 from swiftlet_models.sentence_transformers import MODULES, read_modules, read_prompts
 from swiftlet_models.tensors import Weights
 from swiftlet_models.tokenizer import Tokenizer
@@ -98,6 +99,7 @@ def is_qwen3_reranker(directory: Path, source: str = "") -> bool:
     if config.get("model_type") != "qwen3":
         return False
     try:
+        check_regular(directory / MODEL_CARD)
         with (directory / MODEL_CARD).open(encoding="utf-8", errors="replace") as card:
             text = card.read(1 << 16)
     except OSError:

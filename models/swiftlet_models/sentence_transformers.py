@@ -1,7 +1,8 @@
 """Reads the description of a sentence-transformers directory: pooling, normalisation, length, prompts and activation.
 
 `modules.json` lists the modules of an embedding model. Supported are a Transformer, then Pooling, then any number of
-Dense (only the last may have an activation), then optionally Normalize; a Transformer and SpladePooling; and a
+Dense (only the last may have an activation), then optionally Normalize. A Normalize before them does not matter if they
+have no bias and no activation, and another one is last. Supported are also a Transformer and SpladePooling, and a
 Transformer with Dense (ColBERT). The Transformer is a checkpoint of transformers, which `convert.py` reads. A
 CrossEncoder is a checkpoint whose configuration names the activation of its only output.
 """
@@ -136,6 +137,10 @@ def read_encoder(directory: Path, pooling: PoolingOption | None = None) -> Sente
         return SentenceEncoder(checkpoint, embedding, _max_tokens(checkpoint), query_weights=query_weights)
     if kinds[:2] == ["Transformer", "Dense"] and {*kinds[1:]} == {"Dense"}:
         return _late_interaction(directory, [path for _, path in modules])
+    is_unit = kinds[2:3] == ["Normalize"]
+    if is_inner := "Normalize" in kinds[:-1] and kinds[-1] == "Normalize":
+        modules = [module for module in modules[:-1] if module[0] != "Normalize"] + modules[-1:]
+        kinds = [kind for kind, _ in modules]
     dense = [path for kind, path in modules if kind == "Dense"]
     allowed = ["Transformer", "Pooling", *["Dense"] * len(dense), *(["Normalize"] if "Normalize" in kinds else [])]
     for kind in kinds:
@@ -153,8 +158,13 @@ def read_encoder(directory: Path, pooling: PoolingOption | None = None) -> Sente
     _check_settings(directory, checkpoint)
     prompts, default = read_prompts(directory)
     activation, parameters = _dense(dense) if dense else (None, {})
+    if is_inner and dense and (activation != "identity" or np.any(parameters["head.output.bias"])):
+        raise ConversionError(
+            f"{MODULES}: a Normalize before a Dense module is supported only if that has no bias and no activation. "
+            f"{_TRAIN}: {', '.join(allowed)}."
+        )
     embedding = Embedding(
-        pooling=_pooling(modules[1][1], has_prompts=any(prompts.values()), is_unit=kinds[2:] == ["Normalize"]),
+        pooling=_pooling(modules[1][1], has_prompts=any(prompts.values()), is_unit=is_unit),
         normalize="Normalize" in kinds,
         dense=activation,
         prompts=prompts,

@@ -18,7 +18,7 @@ from swiftlet_models.architectures.traits import Traits
 from swiftlet_models.artifact import WEIGHTS, read_manifest
 from swiftlet_models.errors import ModelError
 from swiftlet_models.parameters import configure
-from swiftlet_models.tensors import Tensor, WeightsError, blocks
+from swiftlet_models.tensors import Tensor, blocks
 from swiftlet_models.weights import LORA_A, LORA_B, read_header
 
 ENCODER: Final = "encoder."  # begins the names of a trunk's parameters
@@ -38,7 +38,7 @@ def groups(paths: Sequence[Path]) -> list[list[Path]]:
     """Returns artifacts in groups that share a trunk. An artifact that shares none is a group of its own.
 
     Groups, and the artifacts of a group, keep their order. Only the parameters of artifacts whose trunks have the same
-    structure are read. A directory that is no valid artifact is a group of its own: who opens it says what is wrong.
+    structure are read. An artifact that cannot be read is a group of its own: who opens it says what is wrong.
     """
     found: list[tuple[Trunk | None, list[Path]]] = []
     for path in paths:
@@ -90,13 +90,16 @@ def _trunk(path: Path) -> Trunk | None:
 
 
 def _same_parameters(path: Path, other: Path) -> bool:
-    """Returns whether the encoders of two artifacts, which have equal shapes, have equal parameters."""
-    with (path / WEIGHTS).open("rb", buffering=0) as file, (other / WEIGHTS).open("rb", buffering=0) as second:
-        theirs = read_header(second)
-        try:
+    """Returns whether the encoders of two artifacts, which have equal shapes, have equal parameters.
+
+    Files that cannot be read, or were changed meanwhile, share nothing.
+    """
+    try:
+        with (path / WEIGHTS).open("rb", buffering=0) as file, (other / WEIGHTS).open("rb", buffering=0) as second:
+            theirs = read_header(second)
             return all(_equal(tensor, theirs[name]) for name, tensor in read_header(file).items() if _is_shared(name))
-        except WeightsError:  # a number is not finite
-            return False
+    except (ModelError, ValueError, OSError, KeyError):
+        return False
 
 
 def _is_shared(name: str) -> bool:

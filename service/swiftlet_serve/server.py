@@ -109,6 +109,7 @@ def serve(settings: Settings, announce: Announce) -> None:
         grpc = _create_grpc_port(runtime, keys, observers.all, certificate)
         public: PublicPort
         if settings.fronts > 1:
+            live_share.check_paths(runtime)
             public = Coordinator(runtime, public_sockets)
         else:
             gate = live_share.create_application(runtime, keys, observers.all).gate

@@ -160,6 +160,22 @@ def test_worker_that_waits_for_a_refused_one_takes_the_new_file(tmp_path):
             assert not later.take(0)
 
 
+def test_directory_that_a_refused_command_removes_meanwhile_is_made_again(tmp_path, monkeypatch):
+    out, opened = tmp_path / "new" / "out", os.open
+    with Leases(out) as refused:
+
+        def discard_first(*arguments):
+            monkeypatch.undo()
+            refused.discard()
+            return opened(*arguments)
+
+        monkeypatch.setattr(os, "open", discard_first)
+        with Leases(out) as later, later.hold_plan():
+            assert later.take(0)
+            later.discard()
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_json_lines_need_named_columns_in_other_formats(model, out, tmp_path):
     write_jsonl(tmp_path / "in.jsonl", [{"text": "a"}])
 

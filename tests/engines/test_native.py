@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import pickle
 import platform
@@ -42,7 +43,7 @@ from swiftlet_models.program import (
 from swiftlet_models.tensors import round_to_bf16, widen
 from swiftlet_serve.engines import _program_numbers, native
 from swiftlet_serve.engines._matrices import PRECISIONS, quantise
-from swiftlet_serve.engines._program_numbers import without_adapter
+from swiftlet_serve.engines._program_numbers import Parameters, without_adapter
 from swiftlet_serve.engines.native import Library, Native
 from swiftlet_serve.engines.onnx_cpu import PaddedOnnx, RaggedOnnx
 from swiftlet_serve.inference.loading import BUNDLED
@@ -856,6 +857,21 @@ def test_native_refuses_a_program_that_contradicts_itself(name):
 
     with pytest.raises(ValueError, match="contradict each other"):
         Native(best(), replace(given, program=program, vectors=vectors))
+
+
+def test_kernels_refuse_more_outputs_than_they_can_count():
+    """As soon as a model is created: `swiftlet_outputs` has no status to return."""
+    given = folded("bert", "qa")
+    *blocks, head = given.program.blocks
+    widths = {"wide": 1 << 24, "wider": 1 << 24}
+    steps = *head.steps, *(replace(head.steps[-1], out=name) for name in widths)
+    changed = replace(head, steps=steps)
+    program = replace(
+        given.program, blocks=(*blocks, changed), widths={**given.program.widths, **widths}, results=tuple(widths)
+    )
+    numbers = _program_numbers.program_numbers(replace(given, program=program), Parameters.of(given))
+    status = best().c.swiftlet_create(0, numbers, numbers.size, 0, -1, 0, ctypes.byref(ctypes.c_void_p()))
+    assert native.ERRORS[status] == "the network's sizes contradict each other"
 
 
 def test_native_refuses_more_distances_than_a_block_of_keys(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -129,6 +130,23 @@ def test_artifacts_run_apart_where_the_engine_cannot_share_a_trunk(caplog):
     engine, _ = host_model(artifacts, "echo")
     assert [row.shape for row in engine.engine.run(Batch.of(sequences(artifacts)[:2]))]
     assert isinstance(echo.create(open_artifact(artifacts[0].path), 1), echo.Echo)
+
+
+def test_the_time_of_helpers_is_the_sum_over_networks_that_run_apart():
+    class Helped(echo.Echo):
+        helped_s = 0.0
+
+        def run(self, batch):
+            self.helped_s = float(len(batch))
+            return super().run(batch)
+
+    artifacts = make_heads("bert")
+    encodings, engine = sequences(artifacts), Apart([Helped(artifact.manifest.width) for artifact in artifacts])
+    assert engine.helped_s == 0
+    engine.run(Batch.of(encodings))
+    assert engine.helped_s == len(encodings)
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(lambda: engine.helped_s).result() == 0
 
 
 def test_a_head_refuses_hidden_states_that_do_not_fit_it():

@@ -229,6 +229,9 @@ def test_invalid_settings_end_the_start(artifact_dir, wrong, message):
     runtime = make_runtime(artifact_dir, **valid | wrong)
     with pytest.raises(SetupError, match=message):
         live_share.create_application(runtime, None, ())
+    if "shadow_paths" in wrong:
+        with pytest.raises(SetupError, match=message):
+            live_share.check_paths(runtime)
 
 
 @pytest.mark.parametrize("share", [0, -1, 1.01, "nan"])

@@ -101,6 +101,21 @@ def test_normalize_module_is_the_default(tmp_path: Path, pooling: str) -> None:
     assert np.abs(cut - expected).max() <= PARITY
 
 
+def test_normalize_before_a_map_that_another_one_follows_does_not_matter(tmp_path: Path) -> None:
+    model = save_encoder(tmp_path, dense=nn.Identity(), first_unit=True, bias=False)
+    artifact = imported(tmp_path / "model", tmp_path / "out")
+    assert np.abs(vectors(artifact, "onnx_cpu") - model.encode(TEXTS)).max() <= PARITY
+
+
+@pytest.mark.parametrize("options", [{"dense": nn.Identity()}, {"dense": nn.Tanh(), "bias": False}])
+def test_normalize_before_another_dense_module_is_refused(tmp_path: Path, options: Any) -> None:
+    save_encoder(tmp_path, first_unit=True, **options)
+    with pytest.raises(
+        ConversionError, match="a Normalize before a Dense module is supported only if that has no bias"
+    ):
+        read_encoder(tmp_path / "model")
+
+
 def test_base64_holds_the_same_numbers(tmp_path: Path) -> None:
     save_encoder(tmp_path)
     artifact = imported(tmp_path / "model", tmp_path / "out")

@@ -18,6 +18,8 @@ import tokenizers
 import transformers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 from transformers.convert_slow_tokenizer import AlbertConverter
 
 from swiftlet_models.added_tokens import TokenizerError
@@ -269,6 +271,20 @@ def test_first_tokens_equal_those_of_the_whole_text(
     assert len(first) + first.left_out == len(whole)
     for one, other in zip(vars(first).values(), vars(whole.part(0, count)).values(), strict=True):
         np.testing.assert_array_equal(one, other if isinstance(other, np.ndarray) else first.left_out)
+
+
+def test_added_token_that_is_normalised_is_told_as_it_was_added(tmp_path: Path) -> None:
+    """As in the answers of transformers 4.57.1, with tokenizers 0.22. Later versions of tokenizers tell e-x."""
+    vocabulary = {token: number for number, token in enumerate(("[UNK]", "a", "b"))}
+    written = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
+    written.normalizer, written.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
+    written.add_tokens([tokenizers.AddedToken("É-x", normalized=True)])
+    written.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
+    for text in ("a É-x b", "a e-x b"):
+        (tokens,) = tokenizer.tokenize([text])
+        assert [tokenizer.token(number) for number in tokens.ids.tolist()] == ["a", "É-x", "b"]
+        assert tokenizer.join_ids(tokens.ids.tolist()) == "a É-x b"
 
 
 def test_equal_texts_are_tokenised_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

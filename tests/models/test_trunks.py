@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import pytest
 
 from swiftlet_models import trunks
-from swiftlet_models.artifact import MANIFEST, seal
+from swiftlet_models.artifact import MANIFEST, WEIGHTS, seal
 from swiftlet_models.tensors import Adapted
 from tests.support.artifacts import make_artifact
 from tests.support.networks import draft, make
@@ -46,6 +48,19 @@ def test_groups_leaves_a_directory_that_is_no_artifact_to_whom_opens_it(tmp_path
     missing = tmp_path / "missing"
     (two / MANIFEST).write_text(json.dumps({"format": 1}))
     assert trunks.groups([one, two, missing]) == [[one], [two], [missing]]
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda file: file.write_bytes(bytes(9))], ids=["removed", "damaged"])
+def test_groups_leaves_weights_that_change_meanwhile_to_whom_opens_them(tmp_path, monkeypatch, change):
+    paths = [shutil.copytree(head.path, tmp_path / head.path.name) for head in make_heads("bert")[:2]]
+    same = trunks._same_parameters
+
+    def changed_first(path: Path, other: Path) -> bool:
+        change(other / WEIGHTS)
+        return same(path, other)
+
+    monkeypatch.setattr(trunks, "_same_parameters", changed_first)
+    assert trunks.groups(paths) == [[path] for path in paths]
 
 
 def test_groups_keeps_adapters_apart_that_change_more_than_products(tmp_path):

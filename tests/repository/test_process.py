@@ -29,9 +29,10 @@ def root(tmp_path) -> Path:
 
 
 @contextmanager
-def serving(root: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Starts a server. Yields its process, and its admin port: 0 if it has ended."""
-    command = [sys.executable, "-m", "swiftlet_serve", "serve", "--port", "0", "--engine", "echo", "--admin-port", "0"]
+def serving(root: Path, *options: str, code: str = "") -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Starts a server, which runs `code` first. Yields its process, and its admin port: 0 if it has ended."""
+    program = f"{code}\nfrom swiftlet_serve.cli.main import main\nmain()"
+    command = [sys.executable, "-c", program, "serve", "--port", "0", "--engine", "echo", "--admin-port", "0"]
     command += ["--spare-engine", "false", "--repository", str(root), "--repository-poll-s", "0.05", *options]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SWIFTLET_")}
     with subprocess.Popen(
@@ -56,10 +57,19 @@ def test_server_that_cannot_start_says_why_in_one_sentence(root):
     assert log.splitlines()[-1].startswith("Error: flowers cannot be served: ")
 
 
+STALLS = """
+from swiftlet_serve.repository.store import DirectoryStore
+def desired(store):
+    if (pipe := store._root / "pipe").exists():
+        pipe.read_bytes()
+DirectoryStore.desired = desired
+"""
+
+
 def test_server_stops_though_its_repository_stalls(root):
-    with serving(root) as (process, _):
-        os.mkfifo(root / "desired.json")  # a FIFO without a writer
-        with (root / "desired.json").open("w"):  # returns once the server reads
+    with serving(root, code=STALLS) as (process, _):
+        os.mkfifo(root / "pipe")
+        with (root / "pipe").open("w"):  # returns once the server reads
             process.send_signal(signal.SIGTERM)
             _, log = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, "Traceback" in log) == (0, False)

@@ -43,14 +43,21 @@ def save_encoder(
     normalize: bool = True,
     dense: nn.Module | None = None,
     default_prompt: str | None = None,
+    first_unit: bool = False,
+    bias: bool = True,
 ) -> SentenceTransformer:
-    """Writes an embedding model to `directory/model`, and returns it as sentence-transformers reads it."""
+    """Writes an embedding model to `directory/model`, and returns it as sentence-transformers reads it.
+
+    `first_unit` puts a Normalize before the module Dense, whose activation is `dense`.
+    """
     encoder = Transformer(
         str(save_transformer(directory / "encoder")), processor_kwargs={"model_max_length": MAX_TOKENS}
     )
     modules: list[nn.Module] = [encoder, Pooling(WIDTH, pooling_mode=pooling)]
+    if first_unit:
+        modules.append(Normalize())
     if dense is not None:
-        modules.append(Dense(WIDTH, DENSE_WIDTH, activation_function=dense))
+        modules.append(Dense(WIDTH, DENSE_WIDTH, bias=bias, activation_function=dense))
         randomise(modules[-1])
     if normalize:
         modules.append(Normalize())

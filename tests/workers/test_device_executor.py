@@ -111,6 +111,47 @@ async def test_batch_goes_to_the_device_with_the_fewest_tokens():
     assert executor.runtime("a") == "fake on 3 devices"
 
 
+class SlowDevice(FakeDevice):
+    """Takes some iterations of the event loop to add a model and to remove it."""
+
+    async def add_model(self, model: str, path: Path) -> None:
+        await turns(self.size)
+        await super().add_model(model, path)
+
+    async def remove_model(self, model: str) -> None:
+        await turns(2)
+        await super().remove_model(model)
+
+
+@pytest.mark.parametrize("cancels", [1, 2])
+@pytest.mark.parametrize("fails", [False, True])
+async def test_cancelled_change_of_models_leaves_the_devices_alike(fails, cancels):
+    """Wherever it is cancelled, once or twice."""
+    outcomes = set()
+    for iterations in range(20):
+        devices = [SlowDevice(size) for size in (1, 2, 5)]
+        devices[2].refuses = ArtifactError("refused") if fails else None
+        executor = DeviceExecutor(devices)
+        adding = asyncio.ensure_future(executor.add_model("a", Path()))
+        await cancelled(adding, iterations, cancels)
+        added = not adding.cancelled() and adding.exception() is None
+        assert [device.models for device in devices] == [["a"] if added else []] * 3
+        outcomes.add(added)
+        if added:
+            await cancelled(asyncio.ensure_future(executor.remove_model("a")), iterations - 7, cancels)
+            assert [device.models for device in devices] == [[]] * 3
+    assert outcomes == ({False} if fails else {False, True})
+
+
+async def cancelled(change: asyncio.Future[None], iterations: int, times: int) -> None:
+    """Cancels a change after some iterations of the event loop, and lets everything else end."""
+    await turns(iterations)
+    for _ in range(times):
+        change.cancel()
+        await turns(1)
+    await turns(40)
+
+
 def test_cost_without_a_limit_of_calls_stays():
     assert DeviceExecutor([FakeDevice(max_calls=None), FakeDevice(max_calls=None)]).cost("a").max_calls is None
 

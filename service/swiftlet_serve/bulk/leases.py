@@ -22,6 +22,8 @@ from swiftlet_serve.errors import SetupError
 PLAN, MANIFEST, TEST = 0, 1, 2  # bytes of the file; shards begin at FIRST_SHARD
 FIRST_SHARD: Final = 16
 HELD: Final = (errno.EACCES, errno.EAGAIN)
+REMOVED: Final = (FileNotFoundError, FileExistsError)  # when a command that is refused removes a directory meanwhile
+ATTEMPTS: Final = 100
 FLOCK: Final = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, process
 
 
@@ -35,8 +37,8 @@ class Leases:
             SetupError: it does not, or the directory cannot be made, or the file cannot be opened.
         """
         self._path = directory / "leases"
-        self._new = [path for path in (self._path, *self._path.parents) if not path.exists()]
-        self._file = _open(self._path)
+        self._new: list[Path] = []
+        self._file = _open(self._path, self._new)
         try:
             self._check()
         except BaseException:
@@ -71,7 +73,7 @@ class Leases:
         _lock(self._file, PLAN, wait=True)
         while not self._is_current():  # a command that was refused has discarded the file
             os.close(self._file)
-            self._file = _open(self._path)
+            self._file = _open(self._path, self._new)
             _lock(self._file, PLAN, wait=True)
         try:
             yield
@@ -108,7 +110,7 @@ class Leases:
 
     def _check(self) -> None:
         """Takes a lock twice, over two descriptions of the file. The second attempt must fail."""
-        second = _open(self._path)
+        second = _open(self._path, self._new)
         try:
             with self.hold(TEST):
                 # Different files: a command that was refused has discarded the first. `hold_plan` opens the other.
@@ -121,15 +123,20 @@ class Leases:
             raise _no_locks(self._path)
 
 
-def _open(path: Path) -> int:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SetupError(f"{path.parent} cannot be created: {error.strerror}.") from None
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise SetupError(f"{path} cannot be opened: {error.strerror}.") from None
+def _open(path: Path, made: list[Path]) -> int:
+    """Opens the file, and adds what had to be made for it."""
+    attempts = 0
+    while True:
+        made += [part for part in (path, *path.parents) if not part.exists()]
+        failing = f"{path.parent} cannot be created"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            failing = f"{path} cannot be opened"
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            attempts += 1
+            if attempts == ATTEMPTS or not isinstance(error, REMOVED):
+                raise SetupError(f"{failing}: {error.strerror}.") from None
 
 
 def _is_same(first: int, second: int | Path) -> bool:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import re
+import shutil
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +18,30 @@ from swiftlet_serve.settings import Settings
 if TYPE_CHECKING:
     from swiftlet_serve.migration.report import Price
 
-DataFile: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
+OF_THE_SHELL: Final = re.compile(r"/dev/(stdin|fd/\d+)|/proc/self/fd/\d+")
+
+
+class InputFile(click.Path):
+    """A file that a command reads.
+
+    A pipe of the shell, as of `<(zcat file)`, is copied first: a command may read a file more than once. Anything else
+    that is no regular file is refused: to open it may never end.
+    """
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if path.is_file():
+            return path
+        if ctx is None or not OF_THE_SHELL.fullmatch(str(path)):
+            self.fail(f"{str(path)!r} is not a regular file.", param, ctx)
+        copy = ctx.with_resource(tempfile.NamedTemporaryFile(prefix="pipe-"))  # noqa: SIM115  # `with_resource`
+        with path.open("rb") as pipe:
+            shutil.copyfileobj(pipe, copy)
+        copy.flush()
+        return Path(copy.name)
+
+
+DataFile: Final = InputFile(exists=True, dir_okay=False)
 Directory: Final = click.Path(file_okay=False, path_type=Path)
 
 

@@ -125,6 +125,7 @@ class Apart:
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self._engines = engines
+        self._last_call = threading.local()
         self.runs_network = all(engine.runs_network for engine in engines)
 
     @property
@@ -143,10 +144,18 @@ class Apart:
     def kernel_faults(self) -> int:
         return max(getattr(engine, "kernel_faults", 0) for engine in self._engines)
 
+    @property
+    def helped_s(self) -> float:
+        """The time that other cores spent on this thread's last call."""
+        return helped_s(self._last_call)
+
     def run(self, batch: Batch) -> Sequence[Row]:
         rows: dict[int, Row] = {}
+        seconds = 0.0
         for head, members in _by_head(batch):
             rows |= zip(members, self._engines[head].run(batch.part(members).for_head(0)), strict=True)
+            seconds += helped_s(self._engines[head])
+        self._last_call.helped_s = seconds
         return [rows[b] for b in range(len(batch))]
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from typing import Final
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.fronts import load_page, messages, stats_messages
 from swiftlet_serve.fronts.front_config import FrontConfig
-from swiftlet_serve.fronts.front_process import FrontProcess
+from swiftlet_serve.fronts.front_process import ENDED, FrontProcess
 from swiftlet_serve.fronts.load_page import LoadState, LoadWriter
 from swiftlet_serve.fronts.messages import Kind
 from swiftlet_serve.inference.local_runtime import LocalRuntime
@@ -144,6 +144,8 @@ class Coordinator:
             await front.connect(self._runtime, self._keys, self._on_lost, self._send_snapshot, self._schedule_publish)
             assert front.ready is not None  # noqa: S101  # for the type checker
             self.url = await asyncio.wait_for(front.ready, START_TIMEOUT_S)
+            if self._lost[front].is_set():  # just after it was ready, and before this task ran on
+                raise SetupError(ENDED)  # noqa: TRY301  # like all errors of the start
         except BaseException as error:
             front.kill()
             self._on_lost(front)

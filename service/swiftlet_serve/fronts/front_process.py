@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from typing import Final
 
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.fronts import messages, stats_messages
@@ -20,7 +21,8 @@ from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.machine.child_process import ChildProcess
 from swiftlet_serve.telemetry.request_stats import RequestStats
 
-MODULE = "swiftlet_serve.fronts.front_main"
+MODULE: Final = "swiftlet_serve.fronts.front_main"
+ENDED: Final = "A front process ended before it was ready. See its log messages."
 
 
 class FrontProcess(ChildProcess):
@@ -129,4 +131,4 @@ class FrontProcess(ChildProcess):
         if self._asked is not None:
             self._asked.set()
         if self.ready is not None and not self.ready.done():
-            self.ready.set_exception(SetupError("A front process ended before it was ready. See its log messages."))
+            self.ready.set_exception(SetupError(ENDED))

@@ -2,7 +2,7 @@
 
 An entry is a directory with one artifact. It is written by a process of its own (`swiftlet import`), as a whole or not
 at all, and by one process at a time. A process that serves an entry holds a shared lock on it until it ends, so that no
-other process removes it.
+other process removes it. The file of the lock goes with the entry: a lock counts only on the file that is there.
 """
 
 from __future__ import annotations
@@ -111,17 +111,27 @@ class ModelCache:
 
     def remove(self, entry: Entry) -> bool:
         """Removes an entry, unless a process uses it. Returns whether it was removed."""
-        directory = entry.path.parent
-        descriptor = os.open(self._root / f"{directory.name}{LOCK}", os.O_RDWR | os.O_CREAT, 0o600)
+        return self._clear(entry.path.parent.name)
+
+    def _clear(self, key: str) -> bool:
+        """Removes what the cache has of a key, unless a process uses it. Returns whether it was removed."""
+        file = self._root / f"{key}{LOCK}"
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _is_current(descriptor, file):
+                return False
+            shutil.rmtree(self._root / key, ignore_errors=True)
+            for state in self._root.glob(f"*{STATE}"):
+                with suppress(OSError):
+                    if state.read_text("utf-8") == key.rpartition("-")[2]:
+                        state.unlink()
+            file.unlink()
         except BlockingIOError:
             return False
-        else:
-            shutil.rmtree(directory, ignore_errors=True)
-            return True
         finally:
             os.close(descriptor)
+        return True
 
     def _digest(self, directories: Sequence[Path], source: ModelSource) -> str:
         """Returns a hash of a checkpoint's content. It is kept by the state of the files, which takes less to read."""
@@ -141,12 +151,15 @@ class ModelCache:
     def _use(self, key: str, is_complete: Callable[[], bool], make: Callable[[int], None]) -> None:
         """Makes an entry unless it is complete, and holds a shared lock on it until this process ends."""
         file = self._root / f"{key}{LOCK}"
-        try:
-            lock = _held[file] = _held.get(file) or os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise self._unusable(error) from None
         for _ in range(RETRIES):
+            try:
+                lock = _held[file] = _held.get(file) or os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+            except OSError as error:
+                raise self._unusable(error) from None
             fcntl.flock(lock, fcntl.LOCK_SH)  # waits for a process that makes the entry
+            if not _is_current(lock, file):  # another process has removed the entry meanwhile
+                os.close(_held.pop(file))
+                continue
             if is_complete():
                 return
             try:
@@ -155,7 +168,7 @@ class ModelCache:
                 time.sleep(RETRY_S)
                 continue
             try:
-                if not is_complete():
+                if _is_current(lock, file) and not is_complete():
                     make(lock)
                     self._trim()
             finally:
@@ -163,6 +176,9 @@ class ModelCache:
         raise SetupError(f"{self._root / key} was damaged while another process uses it: end that first.")
 
     def _trim(self) -> None:
+        for lock in self._root.glob(f"*{LOCK}"):
+            if not lock.with_suffix("").exists():  # its import has failed
+                self._clear(lock.stem)
         total = 0
         for entry in self.entries():
             total += entry.size
@@ -180,6 +196,14 @@ def default_directory() -> Path:
     """Returns the directory of the user's cache."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "swiftlet" / "models"
+
+
+def _is_current(descriptor: int, file: Path) -> bool:
+    """Returns whether a descriptor is of the file that has this path now."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), file.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _hash(directories: Sequence[Path], source: ModelSource, read: Callable[[Path], object]) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from swiftlet_models.artifact import MAX_NAME, NAME, NAME_RULE, PoolingOption, Precision
+from swiftlet_models.regular_file import check_regular
 from swiftlet_models.sources import HUB_NAME
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError
@@ -82,6 +83,7 @@ def _parse(word: str) -> Iterator[ModelSource]:
 def _read(file: Path) -> Iterator[ModelSource]:
     """Yields the models of a file. A path in it begins at the file's directory."""
     try:
+        check_regular(file)
         document = tomllib.loads(file.read_text("utf-8-sig"))
     except OSError as error:
         raise SetupError(f"{file} cannot be read: {error.strerror}.") from None

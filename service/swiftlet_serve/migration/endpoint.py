@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic_core import from_json
 
+from swiftlet_models.regular_file import check_regular
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.http.endpoints.receipts import HEADER
 from swiftlet_serve.http_client import Client, ConnectionLost, request_bytes
@@ -90,14 +91,15 @@ def read_key(file: Path | None, variable: str) -> str:
     """Returns the key in a file, or else in a variable of the environment that may be empty.
 
     Raises:
-        SetupError: the file cannot be read, or is empty.
+        SetupError: the file cannot be read, is no regular file, or is empty.
     """
     if file is None:
         return variable.strip()
     try:
+        check_regular(file)
         key = file.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError):
-        raise SetupError(f"The key file {file} cannot be read. Give it as text, readable for this user.") from None
+        raise SetupError(f"The key file {file} cannot be read. Give a regular file that this user may read.") from None
     if not key:
         raise SetupError(f"The key file {file} is empty. Write the key to it.")
     return key

@@ -167,7 +167,7 @@ def _is_json(response: Response) -> bool:
 
 
 def check(settings: Settings) -> None:
-    """Raises SetupError if a setting of the live share is invalid. The routes are checked by `create_application`."""
+    """Raises SetupError if a setting of the live share is invalid. `check_paths` checks the routes."""
     if (opened := _open(settings)) is not None:
         endpoint, writer = opened
         endpoint.close()
@@ -206,10 +206,20 @@ def create_application(
     share = LiveShare(endpoint, settings.shadow_paths, settings.shadow_share, stats, writer)
     runtime.on_close.append(share.close)
     application = create_app(runtime, keys, observers, manager, share.offer)
+    _check_paths(application, settings)
+    return application
+
+
+def check_paths(runtime: Runtime) -> None:
+    """Checks shadow_paths for a runtime whose requests other processes read. Raises SetupError."""
+    if runtime.settings.shadow_url is not None:
+        _check_paths(create_app(runtime), runtime.settings)
+
+
+def _check_paths(application: Application, settings: Settings) -> None:
     routes = {route.path for route in application.gate.table.routes if route.runs_model}
     unknown = sorted(set(settings.shadow_paths) - routes)
     if unknown or not settings.shadow_paths:
         wrong = f"{unknown[0]} is none" if unknown else "it is empty"
         detail = "`GET /openapi.json` lists them."
         raise SetupError(f"The setting shadow_paths must name routes that run models, and {wrong}. {detail}")
-    return application

@@ -13,12 +13,15 @@ namespace {
 
 enum Status : int { ok, no_memory, bad_batch, missing_parameter, wrong_sum, bad_size };
 
+// Turns what a function throws into a status: no exception may reach C. The library throws when memory or threads are short.
 template <class Function>
 int guarded(Function&& function) {
     try {
         return function();
-    } catch (const std::bad_alloc&) {
+    } catch (const std::exception&) {
         return no_memory;
+    } catch (const WrongSum&) {
+        return wrong_sum;
     } catch (const Missing&) {
         return missing_parameter;
     } catch (const Misshapen&) {

@@ -110,7 +110,10 @@ class Program {
         for (int width : widths) require(width >= 1 && width <= max_size);
         numbers += values;
         results.assign(numbers, numbers + outputs);
-        for (int result : results) require(checked_value(result) == result);
+        std::int64_t total = 0;
+        for (int result : results) total += widths[checked_value(result)];
+        require(total <= max_size);
+        outputs_ = static_cast<int>(total);
         numbers += outputs;
         for (int i = 0; i < count; i++, numbers += numbers_per_step) steps.push_back(read_step(numbers));
         divide();
@@ -122,14 +125,11 @@ class Program {
     // The distance between the rows of a value in memory: whole vectors.
     int stride(int value) const { return round_up(widths[value], lanes); }
     bool is_block(int value) const { return storage[value] == Storage::block; }
-    int outputs() const {
-        std::int64_t total = 0;
-        for (int result : results) total += widths[result];
-        require(total <= max_size);
-        return static_cast<int>(total);
-    }
+    int outputs() const { return outputs_; }
 
    private:
+    int outputs_ = 0;
+
     template <class Enum>
     static Enum choice(int number, Enum most) {
         require(number >= 0 && number <= static_cast<int>(most));

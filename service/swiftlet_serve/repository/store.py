@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from swiftlet_models.artifact import MANIFEST, NAME, OPTIONAL, REQUIRED, UNLISTED, Artifact
+from swiftlet_models.regular_file import check_regular
 from swiftlet_serve import extras
 from swiftlet_serve.errors import SetupError
 
@@ -92,7 +93,8 @@ class DirectoryStore:
 
     def desired(self) -> bytes | None:
         try:
-            return self._inside(self._root / DESIRED).read_bytes()
+            check_regular(file := self._inside(self._root / DESIRED))
+            return file.read_bytes()
         except FileNotFoundError:
             if not self._root.is_dir():
                 raise RepositoryError("The model repository is not there.") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -41,6 +41,7 @@ class DeviceExecutor:
         self.devices = [Device(executor) for executor in executors]
         self.size = sum(executor.size for executor in executors)
         self._call_ended = asyncio.Event()
+        self._finishing: set[asyncio.Task[None]] = set()
 
     @property
     def restarts(self) -> int:
@@ -88,19 +89,37 @@ class DeviceExecutor:
             await device.executor.open()
 
     async def add_model(self, model: str, path: Path) -> None:
-        """Loads the model on all devices, or on none if one of them cannot load it."""
-        adding = [device.executor.add_model(model, path) for device in self.devices]
+        """Loads the model on all devices, or on none if one of them cannot load it, or if the caller is cancelled."""
+        adding = [asyncio.ensure_future(device.executor.add_model(model, path)) for device in self.devices]
+        try:
+            await asyncio.wait(adding)
+            for task in adding:
+                task.result()
+        except BaseException:
+            for task in adding:
+                task.cancel()
+            await self._finish(self._undo(model, adding))
+            raise
+
+    async def _undo(self, model: str, adding: Sequence[asyncio.Task[None]]) -> None:
+        """Removes a model from the devices that have loaded it, once no device loads it any more."""
         results = await asyncio.gather(*adding, return_exceptions=True)
-        errors = [result for result in results if result is not None]
-        if errors:
-            for device, result in zip(self.devices, results, strict=True):
-                if result is None:
-                    await device.executor.remove_model(model)
-            raise errors[0]
+        loaded = [device for device, result in zip(self.devices, results, strict=True) if result is None]
+        await self._remove(model, loaded)
 
     async def remove_model(self, model: str) -> None:
-        for device in self.devices:
+        await self._finish(self._remove(model, self.devices))
+
+    async def _remove(self, model: str, devices: Sequence[Device]) -> None:
+        for device in devices:
             await device.executor.remove_model(model)
+
+    async def _finish(self, work: Coroutine[None, None, None]) -> None:
+        """Waits for work that goes on if the caller is cancelled."""
+        task = asyncio.create_task(work)
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
+        await asyncio.shield(task)
 
     def run(self, model: str, encodings: Sequence[Encoding], timeout_s: float) -> asyncio.Future[BatchResult]:
         device = self._choose(model)

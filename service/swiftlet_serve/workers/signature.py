@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from swiftlet_models.artifact import CERTIFICATE, SIGNATURE, Artifact, ArtifactError, open_artifact
+from swiftlet_models.regular_file import check_regular
 from swiftlet_serve import extras
 from swiftlet_serve.errors import SetupError
 
@@ -94,6 +95,7 @@ def check_signature(path: Path, key: Path) -> bytes:
 
 def _load(key: Path, load: Callable[[bytes], object], kind: str) -> object:
     try:
+        check_regular(key)
         return load(key.read_bytes())
     except TypeError:
         raise SetupError(f"{key} is encrypted. Decrypt it with openssl pkey -in {key} -out plain.pem.") from None

@@ -214,12 +214,14 @@ def _arguments(model: type[Request], parameters: Mapping[str, Scalar], others: S
     Raises:
         Unprocessable: a parameter or an input is unknown to the task.
     """
-    if any(len(tensor.values) != 1 for tensor in others):
+    if any(len(tensor.values) != 1 or _is_reserved(tensor.name) for tensor in others):
         _refuse(
             "extra_forbidden",
             "An input is neither one of the task nor a parameter. Remove it; /openapi.json lists both.",
         )
     arguments = {tensor.name: tensor.values[0] for tensor in others}
+    if arguments.keys() & parameters.keys():
+        _refuse("duplicate", "An input and a parameter of the request have the same name. Send one of them.")
     fields = model.model_fields.keys() - {"inputs", "parameters"}
     whole = {name: value for name, value in arguments.items() if name in fields}
     chosen = _task_parameters(
@@ -250,7 +252,7 @@ def _task_parameters(model: type[BaseModel], parameters: Mapping[str, Scalar]) -
     known = parameter_names(model)
     chosen: dict[str, Any] = {}
     for name, value in parameters.items():
-        if name in RESERVED or name == "timeout" or name.startswith("triton_"):
+        if _is_reserved(name):
             continue
         if name not in known:
             _refuse(
@@ -260,6 +262,11 @@ def _task_parameters(model: type[BaseModel], parameters: Mapping[str, Scalar]) -
             )
         chosen[name] = _list(value) if isinstance(value, str) and value.startswith("[") else value
     return chosen
+
+
+def _is_reserved(name: str) -> bool:
+    """Returns whether a parameter of this name is none of a task."""
+    return name in RESERVED or name == "timeout" or name.startswith("triton_")
 
 
 def _list(text: str) -> Any:

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from swiftlet_models.regular_file import check_regular
 from swiftlet_serve.errors import SetupError
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class ApiKeys:
             SetupError: the file cannot be read or is invalid.
         """
         try:
+            check_regular(path)
             lines = path.read_text("ascii").splitlines()
             is_world_readable = path.stat().st_mode & stat.S_IROTH
         except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
+from swiftlet_models.regular_file import check_regular
 from swiftlet_serve.errors import SetupError
 
 
@@ -21,6 +22,8 @@ def load_context(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # TLS 1.2 or later
     context.set_alpn_protocols(["http/1.1"])
     try:
+        for file in filter(None, (cert, key)):
+            check_regular(file)
         context.load_cert_chain(cert, key, password=lambda: b"")  # without this, OpenSSL asks for one in the terminal
     except ssl.SSLError as error:
         expected = "do not hold a certificate and its private key, in PEM and without a password"
