@@ -34,6 +34,7 @@ class Turns:
     ) -> None:
         """Begins a piece, on the thread that works. `clock` returns the time and `work` its CPU time, in seconds."""
         self._loop, self._clock, self._work = loop, clock, work
+        self._earliest = self._end = 0.0
         self._begin()
 
     def __call__(self) -> None:
