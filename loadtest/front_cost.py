@@ -117,7 +117,7 @@ def _drive(ends: Sequence[socket.socket], together: int, rounds: int) -> None:
     for _ in range(rounds):
         submission = Submission(0, [encoding], time.monotonic() + 100, "interactive", "")
         for end in ends:
-            end.sendall(b"".join([messages.pack_submission(next(numbers), submission) for _ in range(together)]))
+            end.sendall(b"".join([messages.pack_submission(next(numbers), submission)[0] for _ in range(together)]))
         for end in ends:
             _read_results(end, together)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 from swiftlet_models.turns import giving_way, in_turns
+from swiftlet_serve import tasks
+from swiftlet_serve.http.endpoints.bodies import PART, parse
 from swiftlet_serve.http.endpoints.model_endpoint import dump
 from swiftlet_serve.inference import partial_results
 from swiftlet_serve.inference.loading import load_model
@@ -35,21 +38,41 @@ class Loop:
 
 @pytest.mark.parametrize(("step_s", "turns"), [(PIECE_S / 8, MANY // 8), (PIECE_S, MANY), (0.0, 0)])
 def test_the_loop_has_a_turn_after_each_piece_of_work(step_s, turns):
-    loop, clock = Loop(), itertools.count()
-    give_way = Turns(loop, lambda: next(clock) * step_s)  # type: ignore[arg-type]
-    with giving_way(give_way):
-        assert [*in_turns(range(MANY))] == [*range(MANY)]
-    assert turns / 2 <= loop.turns <= turns
+    assert turns / 2 <= turns_of(step_s, waits_s=0.0) <= turns
+
+
+def test_the_time_that_a_thread_waits_is_no_work():
+    """The loop, or another program, has run meanwhile."""
+    assert turns_of(PIECE_S / 8, waits_s=10 * PIECE_S) <= MANY // 8
+
+
+def turns_of(step_s: float, waits_s: float) -> int:
+    """Returns how many turns a loop has while a thread works for a time before each item, and waits."""
+    loop, step = Loop(), itertools.count()
+    worked = 0.0
+
+    def items():
+        nonlocal worked
+        for item in range(MANY):
+            yield item
+            worked += step_s
+            next(step)
+
+    turns = Turns(loop, lambda: worked + next(step) * waits_s, lambda: worked)  # type: ignore[arg-type]
+    with giving_way(turns):
+        assert [*in_turns(items())] == [*range(MANY)]
+    return loop.turns
 
 
 def test_a_closed_loop_keeps_no_thread():
     clock = itertools.count()
-    Turns(Loop(closed=True), lambda: float(next(clock)))()  # type: ignore[arg-type]
+    Turns(Loop(closed=True), lambda: float(next(clock)), lambda: float(next(clock)))()  # type: ignore[arg-type]
 
 
 async def test_a_busy_loop_keeps_a_thread_for_its_patience_only():
     """The loop has no turn before the thread has ended, and the thread ends."""
-    turns, ended = Turns(asyncio.get_running_loop(), itertools.count().__next__), threading.Event()  # type: ignore[arg-type]
+    clock, ended = itertools.count().__next__, threading.Event()
+    turns = Turns(asyncio.get_running_loop(), clock, clock)  # type: ignore[arg-type]
 
     def work() -> None:
         turns()
@@ -70,6 +93,31 @@ async def test_only_threads_beside_a_loop_give_way():
     assert in_turns(range(3)) == range(3)
 
 
+def count_turns(function, *arguments):
+    """Returns how often a function gives way on a thread, and its result."""
+    calls = itertools.count()
+    with giving_way(lambda: next(calls)):  # type: ignore[arg-type, return-value]
+        result = function(*arguments)
+    return next(calls), result
+
+
+def test_a_large_body_is_read_in_parts():
+    body = json.dumps({"inputs": ["," * PART] * 4}).encode()
+    turns, request = count_turns(parse, tasks.load("classify").TASK.Request, body)
+    assert request.inputs == ["," * PART] * 4
+    assert turns >= 4
+
+
+def test_the_answers_to_one_question_give_way_for_each_window(artifact_dir):
+    model = load_model(artifact_dir / "tiny-qa", "echo")
+    sample = {"question": "hello?", "context": "hello " * MANY}
+    request = model.task.Request.model_validate({"inputs": sample, "parameters": {"max_seq_len": 12, "doc_stride": 1}})
+    (input_,) = partial_results.encode(model.task, request)
+    rows = model.engine.run(Batch.of(input_.encodings))
+    turns, _ = count_turns(partial_results.decode, model.task, [input_], [np.asarray(row) for row in rows])
+    assert turns >= len(rows) > 4
+
+
 REQUESTS = {
     "classify": ({"inputs": ["hello"] * MANY}, MANY),
     "fill-mask": ({"inputs": ["hello [MASK]"] * MANY}, MANY),
@@ -87,16 +135,14 @@ def test_long_requests_of_a_task_give_way_for_each_input(artifact_dir, task, par
     ways = list[int]()
 
     def counted(function, *arguments):
-        calls = itertools.count()
-        with giving_way(lambda: next(calls)):  # type: ignore[arg-type, return-value]
-            result = function(*arguments)
-        ways.append(next(calls))
+        turns, result = count_turns(function, *arguments)
+        ways.append(turns)
         return result
 
     inputs = counted(partial_results.encode, model.task, request)
     rows = model.engine.run(Batch.of([each for input_ in inputs for each in input_.encodings]))
     answer = counted(partial_results.decode, model.task, inputs, [np.asarray(row) for row in rows])
     counted(dump, answer * 4)
-    assert ways[0] >= count
+    assert ways[0] >= count * (1 + partial)  # parting a request, and encoding
     assert ways[1] >= count
     assert ways[2] >= 4 * count // 64

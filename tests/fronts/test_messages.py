@@ -55,7 +55,9 @@ def fields(one):
 
 @given(SUBMISSIONS)
 def test_submission_comes_out_as_it_went_in(submission):
-    found = messages.unpack_submission(body_of(messages.pack_submission(7, submission)))
+    message, end = messages.pack_submission(7, submission)
+    found = messages.unpack_submission(body_of(message))
+    assert end == len(submission.encodings)
 
     assert found._replace(encodings=[]) == submission._replace(encodings=[])
     assert list(map(fields, found.encodings)) == list(map(fields, submission.encodings))
@@ -63,7 +65,7 @@ def test_submission_comes_out_as_it_went_in(submission):
 
 @given(SUBMISSIONS, st.data())
 def test_damaged_submission_is_refused_or_another_submission(submission, data):
-    body = bytearray(body_of(messages.pack_submission(7, submission)))
+    body = bytearray(body_of(messages.pack_submission(7, submission)[0]))
     at = data.draw(st.integers(0, len(body) - 1))
     damaged = data.draw(st.sampled_from(["cut", "longer", "changed"]))
     if damaged == "changed":
@@ -82,8 +84,10 @@ def test_damaged_submission_is_refused_or_another_submission(submission, data):
 def test_result_comes_out_as_it_went_in(outcomes):
     record = RequestRecord()
     record.add_call(1.0, 2.0, 4.0, 0.5, 3)
-    result = messages.unpack_result(body_of(messages.pack_result(7, outcomes, record)))
+    message, end = messages.pack_result(7, outcomes, record)
+    result = messages.unpack_result(body_of(message))
 
+    assert end == len(outcomes)
     assert (result.stages, result.batch_size) == (record.stages, 3)
     for found, expected in zip(result.outcomes, outcomes, strict=True):
         assert type(found) is type(expected)
@@ -94,7 +98,7 @@ def test_result_comes_out_as_it_went_in(outcomes):
 def test_result_without_a_row_has_no_stages():
     failed = Internal("internal", "The model failed on this input.")
 
-    assert messages.unpack_result(body_of(messages.pack_result(7, [failed], RequestRecord()))).stages == {}
+    assert messages.unpack_result(body_of(messages.pack_result(7, [failed], RequestRecord())[0])).stages == {}
 
 
 @pytest.mark.parametrize(
@@ -127,6 +131,8 @@ async def receive(chunks: list[bytes]) -> tuple[list[tuple[Kind, int, bytes]], i
     )
     for chunk in chunks:
         channel.data_received(chunk)
+    while channel.is_waiting:
+        await asyncio.sleep(0)
     channel.close()
     far.close()
     return received, len(lost)
@@ -141,6 +147,21 @@ def test_channel_joins_and_splits_messages(sent, data):
     chunks = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
 
     assert asyncio.run(receive(chunks)) == (sent, 0)
+
+
+async def test_channel_receives_one_part_of_a_large_request_in_each_iteration():
+    near, far = socket.socketpair()
+    received: list[Kind] = []
+    channel = await Channel.open(near, lambda kind, number, body: received.append(kind), lambda: None)
+    kinds, seen = [Kind.PART, Kind.PART, Kind.STATS, Kind.SUBMIT], list[list[Kind]]()
+    channel.data_received(b"".join(map(messages.pack, kinds)))
+    while channel.is_waiting:
+        seen.append(received[:])
+        await asyncio.sleep(0)
+
+    assert [*seen, received] == [kinds[:1], kinds[:2], kinds]
+    channel.close()
+    far.close()
 
 
 @given(st.lists(st.binary(min_size=1, max_size=60), max_size=4))

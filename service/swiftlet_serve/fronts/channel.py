@@ -18,7 +18,10 @@ Handler = Callable[[Kind, int, memoryview], None]
 
 
 class Channel(asyncio.Protocol):
-    """Sends and receives messages. All messages of one iteration of the event loop go out in one write."""
+    """Sends and receives messages. All messages of one iteration of the event loop go out in one write.
+
+    At most one PART is received in an iteration, which may take a millisecond.
+    """
 
     def __init__(self, handle: Handler, on_lost: Callable[[], None]) -> None:
         """Creates a channel.
@@ -29,7 +32,8 @@ class Channel(asyncio.Protocol):
         """
         self._handle = handle
         self._on_lost = on_lost
-        self._received = bytearray()  # the beginning of a message
+        self._received = bytearray()  # the beginning of a message, or what waits for the next iteration
+        self.is_waiting = False  # for the next iteration, to read on
         self._outgoing: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self._is_lost = False
@@ -50,8 +54,10 @@ class Channel(asyncio.Protocol):
         self._outgoing.append(message)
 
     def data_received(self, data: bytes) -> None:
-        if self._received:
+        if self._received or self.is_waiting:
             self._received += data
+            if self.is_waiting:
+                return
             (size, _, _) = HEADER.unpack_from(self._received) if len(self._received) >= HEADER.size else (0, 0, 0)
             if HEADER.size <= size <= MAX_BYTES and len(self._received) < size:
                 return  # of a long message, whose parts are joined once
@@ -65,11 +71,27 @@ class Channel(asyncio.Protocol):
                     break
                 self._handle(Kind(kind), number, view[at + HEADER.size : at + size])
                 at += size
+                if kind == Kind.PART:
+                    self._wait()
+                    break
         except Exception as error:  # the other side may send anything
             log_exception(log, "An invalid message ends the connection between processes", error)
             self._lose()
             return
         self._received = bytearray(view[at:])
+
+    def _wait(self) -> None:
+        """Reads on in the next iteration."""
+        self.is_waiting = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+        asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self.is_waiting = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+            self.data_received(b"")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # the other side has ended, in any case
         self._lose()

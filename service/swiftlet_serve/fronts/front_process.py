@@ -100,6 +100,8 @@ class FrontProcess(ChildProcess):
         self.silent_ticks = 0
         if kind is Kind.SUBMIT:
             self._requests.submit(number, body)
+        elif kind is Kind.PART:
+            self._requests.add_part(number, body)
         elif kind is Kind.CANCEL:
             self._requests.cancel(number)
         elif kind is Kind.CHARGE:

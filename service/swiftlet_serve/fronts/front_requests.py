@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from swiftlet_models.encodings import Encoding
 from swiftlet_serve.errors import Internal, SwiftletError, TooManyRequests
 from swiftlet_serve.fronts import messages
 from swiftlet_serve.fronts.messages import Kind
@@ -42,6 +43,17 @@ class FrontRequests:
         self._models = models
         self._send = send
         self._running: dict[int, RunningRequest] = {}
+        self._arriving: dict[int, list[Encoding]] = {}  # the first sequences of large requests
+
+    def add_part(self, number: int, body: memoryview) -> None:
+        """Keeps the first sequences of a request that is to be submitted.
+
+        Raises:
+            ValueError, struct.error: the message is invalid.
+        """
+        if number in self._running:
+            raise ValueError("A request with this number is in progress.")
+        self._arriving.setdefault(number, []).extend(messages.unpack_sequences(body))
 
     def submit(self, number: int, body: memoryview) -> None:
         """Admits a request and queues its sequences, or refuses it.
@@ -51,7 +63,8 @@ class FrontRequests:
         """
         if number in self._running:
             raise ValueError("A request with this number is in progress.")
-        model, encodings, deadline, priority, client, is_further = messages.unpack_submission(body)
+        model, last, deadline, priority, client, is_further = messages.unpack_submission(body)
+        encodings = [*self._arriving.pop(number, []), *last]
         name, record = self._models[model], RequestRecord(account=client)
         lengths = [len(encoding.input_ids) for encoding in encodings]
         try:
@@ -71,6 +84,7 @@ class FrontRequests:
 
     def cancel(self, number: int) -> None:
         """Removes a request, whose front needs no result any more. It may have ended meanwhile."""
+        self._arriving.pop(number, None)
         request = self._running.pop(number, None)
         if request is not None:
             for row in request.rows:
@@ -94,6 +108,7 @@ class FrontRequests:
         """Removes all requests: the front is lost."""
         for number in list(self._running):
             self.cancel(number)
+        self._arriving.clear()
 
     def _begin(self, client: str) -> None:
         """Counts a request. Raises TooManyRequests if the client exceeds its rate limits."""
@@ -110,8 +125,13 @@ class FrontRequests:
             self._send(messages.pack_error(request.number, _known(error)))
         elif not request.unfinished:
             del self._running[request.number]
-            outcomes = [_outcome(future) for future in request.rows]
-            self._send(messages.pack_result(request.number, outcomes, request.record))
+            self._send_result(request, [_outcome(future) for future in request.rows])
+
+    def _send_result(self, request: RunningRequest, outcomes: Sequence[Outcome], start: int = 0) -> None:
+        message, end = messages.pack_result(request.number, outcomes, request.record, start)
+        self._send(message)
+        if end < len(outcomes):
+            asyncio.get_running_loop().call_soon(self._send_result, request, outcomes, end)
 
 
 def _outcome(row: asyncio.Future[Row]) -> Outcome:

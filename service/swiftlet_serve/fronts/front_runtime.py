@@ -143,6 +143,8 @@ class FrontRuntime(Runtime):
     def _receive(self, kind: Kind, number: int, body: memoryview) -> None:
         if kind is Kind.RESULT:
             self.requests.on_result(number, messages.unpack_result(body))
+        elif kind is Kind.PART:
+            self.requests.on_part(number, messages.unpack_rows(body))
         elif kind is Kind.ADMITTED:
             self.requests.on_admitted(number)
         elif kind is Kind.REFUSED:

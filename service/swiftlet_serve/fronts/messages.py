@@ -5,13 +5,15 @@ number of the request (uint64), which the front gives. The bodies:
 
     SUBMIT    model, priority (uint32), deadline (float64), B, bytes of the client's name, 1 for a further part of a
               request (uint32); sequences; the name
+    PART      B (uint32); sequences, or rows
     RESULT    B, size of the largest batch (uint32); start and end of the stages queue, batch and infer (6 float64,
               NaN without a row); rows
     REFUSED   seconds for Retry-After (float64, NaN without), code and detail as text with a NUL byte between them
     CHARGE    requests (uint32); the client's name
     others    JSON, or nothing
 
-`types.codec` describes the B sequences and rows.
+`types.codec` describes the B sequences and rows. Those of a large request come in several messages: PARTs, and then the
+SUBMIT or RESULT with the last ones. Each side packs and unpacks one of them in an iteration of its event loop.
 Times are from `time.monotonic()`, which all processes of a Linux machine share.
 """
 
@@ -21,12 +23,13 @@ import enum
 import math
 import struct
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json, to_json
 
 from swiftlet_models.encodings import Encoding
-from swiftlet_serve.errors import SwiftletError
+from swiftlet_serve.errors import Internal, SwiftletError
 from swiftlet_serve.telemetry.request_record import RequestRecord, Span, Stage
 from swiftlet_serve.types import Deadline, Outcome, Priority, codec
 
@@ -51,14 +54,20 @@ class Kind(enum.IntEnum):
     CLOSE = 15  # C: answer what is in progress, and exit
     ABORT = 16  # C: cancel what is in progress, and exit
     RELOAD = 17  # C: reload the API keys and the certificate
+    PART = 18  # both: sequences or rows of a request, before those of its SUBMIT or RESULT
 
 
 HEADER: Final = struct.Struct("<IIQ")
 MAX_BYTES: Final = 1 << 28
+MOST: Final = 256
+"""Sequences or rows of a message: each takes 3 µs, and a request has up to 2,048."""
+MOST_NUMBERS: Final = 1 << 18
+"""Token ids or values of a message with more than one sequence or row."""
 
 _SUBMIT: Final = struct.Struct("<IIdIII")
 _CHARGE: Final = struct.Struct("<I")
 _RESULT: Final = struct.Struct("<II6d")
+_PART: Final = struct.Struct("<I")
 _DELAY: Final = struct.Struct("<d")
 _PRIORITIES: Final[tuple[Priority, ...]] = ("interactive", "bulk")
 _STAGES: Final[tuple[Stage, ...]] = ("queue", "batch", "infer")
@@ -118,16 +127,46 @@ def unpack_charge(body: memoryview) -> tuple[int, str]:
     return _CHARGE.unpack_from(body)[0], bytes(body[_CHARGE.size :]).decode()
 
 
-def pack_submission(number: int, submission: Submission) -> bytes:
-    """Encodes a request."""
+def pack_submission(number: int, submission: Submission, start: int = 0) -> tuple[bytes, int]:
+    """Encodes the sequences of a request from `start` on, as many as a message holds. Returns the message and its end.
+
+    It is a SUBMIT if it has the last one, and a PART otherwise.
+    """
     model, encodings, deadline, priority, client, is_further = submission
+    end = _end([len(encoding.input_ids) for encoding in encodings[start : start + MOST]], start)
+    sequences = codec.pack_sequences(encodings[start:end])
+    if end < len(encodings):
+        return pack(Kind.PART, number, _PART.pack(end - start) + sequences), end
     name = client.encode()
-    head = _SUBMIT.pack(model, _PRIORITIES.index(priority), deadline, len(encodings), len(name), is_further)
-    return pack(Kind.SUBMIT, number, b"".join([head, codec.pack_sequences(encodings), name]))
+    head = _SUBMIT.pack(model, _PRIORITIES.index(priority), deadline, end - start, len(name), is_further)
+    return pack(Kind.SUBMIT, number, b"".join([head, sequences, name])), end
+
+
+def _end(sizes: Sequence[int], start: int) -> int:
+    """Returns the end of the sequences or rows of a message that begins at `start`, given their sizes in numbers."""
+    return start + max(1, sum([total <= MOST_NUMBERS for total in accumulate(sizes)]))
+
+
+def unpack_sequences(body: memoryview) -> list[Encoding]:
+    """Decodes the sequences of a PART.
+
+    Raises:
+        ValueError, struct.error: the body is invalid.
+    """
+    return codec.unpack_sequences(body, _PART.unpack_from(body)[0], _PART.size)
+
+
+def unpack_rows(body: memoryview) -> list[Outcome]:
+    """Decodes the outcomes of a PART. Rows are copies, not views.
+
+    Raises:
+        ValueError, IndexError, struct.error: the body is invalid.
+    """
+    return codec.unpack_rows(body, _PART.unpack_from(body)[0], _PART.size)
 
 
 def unpack_submission(body: memoryview) -> Submission:
-    """Decodes a request. The arrays of its encodings are views of the body.
+    """Decodes a request with its last sequences. The arrays of its encodings are views of the body.
 
     Raises:
         ValueError, struct.error: the body is invalid.
@@ -141,15 +180,22 @@ def unpack_submission(body: memoryview) -> Submission:
     return Submission(model, encodings, deadline, _PRIORITIES[priority], client, bool(is_further))
 
 
-def pack_result(number: int, outcomes: Sequence[Outcome], record: RequestRecord) -> bytes:
-    """Encodes the outcomes of a request's sequences, with the stages of its record."""
+def pack_result(number: int, outcomes: Sequence[Outcome], record: RequestRecord, start: int = 0) -> tuple[bytes, int]:
+    """Encodes the outcomes of a request's sequences from `start` on, with the stages of its record after the last one.
+
+    Returns the message and its end, as `pack_submission`.
+    """
+    values = [0 if isinstance(outcome, Internal) else outcome.size for outcome in outcomes[start : start + MOST]]
+    end = _end(values, start)
+    rows = codec.pack_rows(outcomes[start:end])
+    if end < len(outcomes):
+        return pack(Kind.PART, number, _PART.pack(end - start) + rows), end
     spans = [time for stage in _STAGES for time in record.stages[stage]] if record.stages else _NO_SPANS
-    head = _RESULT.pack(len(outcomes), record.batch_size, *spans)
-    return pack(Kind.RESULT, number, head + codec.pack_rows(outcomes))
+    return pack(Kind.RESULT, number, _RESULT.pack(end - start, record.batch_size, *spans) + rows), end
 
 
 def unpack_result(body: memoryview) -> Result:
-    """Decodes the outcomes of a request's sequences. Rows are copies, not views.
+    """Decodes the last outcomes of a request's sequences. Rows are copies, not views.
 
     Raises:
         ValueError, IndexError, struct.error: the body is invalid.

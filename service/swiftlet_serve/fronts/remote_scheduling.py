@@ -20,7 +20,7 @@ from swiftlet_serve.scheduling.latency_model import LatencyModel
 from swiftlet_serve.scheduling.rate_limit import MAX_CLIENTS, ClientRateLimiter
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from swiftlet_serve.telemetry.request_stats import RequestStats
-from swiftlet_serve.types import Cost, Deadline, Priority, Row
+from swiftlet_serve.types import Cost, Deadline, Outcome, Priority, Row
 
 Send = Callable[[bytes], None]
 CHARGES: Final = 1 << 63  # from here on, numbers are of charges
@@ -127,13 +127,25 @@ def _no_load() -> NoReturn:
 class WaitingRequest:
     """A submitted request, until its result is there."""
 
-    __slots__ = ("accepted", "record", "rows", "tokens")
+    __slots__ = ("accepted", "received", "record", "rows", "tokens")
 
     def __init__(self, rows: list[asyncio.Future[Row]], record: RequestRecord | None, tokens: int) -> None:
         self.rows = rows
+        self.received = 0  # outcomes of rows
         self.record = record
         self.tokens = tokens
         self.accepted = False
+
+
+def _deliver(rows: Sequence[asyncio.Future[Row]], outcomes: Sequence[Outcome]) -> None:
+    """Sets the results of rows that wait. Raises ValueError if there are not as many outcomes."""
+    for row, outcome in zip(rows, outcomes, strict=True):
+        if row.done():
+            continue
+        if isinstance(outcome, SwiftletError):
+            row.set_exception(outcome)
+        else:
+            row.set_result(outcome)
 
 
 class CoordinatorRequests:
@@ -168,14 +180,22 @@ class CoordinatorRequests:
         rows: list[asyncio.Future[Row]] = [loop.create_future() for _ in encodings]
         client = "" if record is None else record.account
         is_further = record is not None and record.charged
-        submission = Submission(model, list(encodings), deadline, priority, client, is_further)
-        self._send(messages.pack_submission(number, submission))
         if record is not None:
             record.charged = True
         tokens = sum([len(encoding.input_ids) for encoding in encodings])
         self._waiting[number] = WaitingRequest(rows, record, tokens)
-        rows[0].add_done_callback(partial(self._on_done, number))  # a caller cancels all rows of a request, or none
+        self._send_from(number, Submission(model, list(encodings), deadline, priority, client, is_further), 0)
+        rows[-1].add_done_callback(partial(self._on_done, number))  # a caller cancels all rows of a request, or none
         return rows
+
+    def _send_from(self, number: int, submission: Submission, start: int) -> None:
+        """Sends the sequences of a request from `start` on, a part in each iteration, unless its caller has gone."""
+        if number not in self._waiting:
+            return
+        message, end = messages.pack_submission(number, submission, start)
+        self._send(message)
+        if end < len(submission.encodings):
+            asyncio.get_running_loop().call_soon(self._send_from, number, submission, end)
 
     def charge(self, client: str, requests: int = 1) -> None:
         """Counts a request that was never submitted, or those of a batch, for their client's rate limit."""
@@ -201,8 +221,19 @@ class CoordinatorRequests:
             if not row.done():
                 row.set_exception(error)
 
+    def on_part(self, number: int, outcomes: Sequence[Outcome]) -> None:
+        """Delivers some rows of a request, before the last ones.
+
+        Raises:
+            ValueError: there are too many.
+        """
+        request = self._waiting.get(number)
+        if request is not None:
+            start, request.received = request.received, request.received + len(outcomes)
+            _deliver(request.rows[start : request.received], outcomes)
+
     def on_result(self, number: int, result: Result) -> None:
-        """Delivers the rows of a request.
+        """Delivers the last rows of a request.
 
         Raises:
             ValueError: their number is wrong.
@@ -214,13 +245,7 @@ class CoordinatorRequests:
             request.record.batch_size = result.batch_size
             for stage, span in result.stages.items():
                 request.record.add_stage(stage, *span)
-        for row, outcome in zip(request.rows, result.outcomes, strict=True):
-            if row.done():
-                continue
-            if isinstance(outcome, SwiftletError):
-                row.set_exception(outcome)
-            else:
-                row.set_result(outcome)
+        _deliver(request.rows[request.received :], result.outcomes)
 
     def _accept(self, request: WaitingRequest) -> None:
         if request.record is not None and not request.accepted:

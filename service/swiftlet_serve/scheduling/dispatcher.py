@@ -365,7 +365,7 @@ class Dispatcher:
     @staticmethod
     def _deliver(call: RunningCall, outcomes: Sequence[Row | SwiftletError], now: float, engine_s: float) -> None:
         """Sets the row or the error of every sequence whose caller still waits."""
-        recorded = None  # the latest sequence whose times are in its record: those of one submission are equal
+        recorded = set[tuple[int, float]]()  # records and submissions, all of whose sequences have the same times
         for item, outcome in zip(call.batch, outcomes, strict=True):
             row, record = item.row, item.record
             if row.done():
@@ -375,10 +375,10 @@ class Dispatcher:
                 row.set_exception(outcome)
                 continue
             row.set_result(outcome)
-            if record is None or (recorded and recorded.record is record and recorded.submitted == item.submitted):
-                continue
-            record.add_call(item.submitted, call.started, now, engine_s, len(call.batch))
-            recorded = item
+            key = id(record), item.submitted
+            if record is not None and key not in recorded:
+                record.add_call(item.submitted, call.started, now, engine_s, len(call.batch))
+                recorded.add(key)
 
     def _learn(self, call: RunningCall, seconds: float) -> None:
         """Updates the latency model and the statistics with a call that has ended.

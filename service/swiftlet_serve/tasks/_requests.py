@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
+from swiftlet_models.turns import in_turns
 from swiftlet_serve.errors import FieldError, SwiftletError, Unprocessable
 from swiftlet_serve.types.body_model import BodyModel
 
@@ -163,7 +164,7 @@ class OneByOne:
 
     def split(self, request: Any) -> list[Any]:
         """Returns one request for each input."""
-        return [request.model_copy(update={"inputs": item}) for item in listed(request.inputs)]
+        return [request.model_copy(update={"inputs": item}) for item in in_turns(listed(request.inputs))]
 
     def single(self, response: Any) -> Any:
         """Returns the response to the only input."""

@@ -179,7 +179,7 @@ class Qa(OneByOne):
         windows: list[list[tuple[Window, Row]]] = [[] for _ in samples]
         for window, row in zip(encodings, rows, strict=True):
             windows[window.question_index].append((window, row))
-        pairs = in_turns(zip(samples, windows, strict=True))
+        pairs = zip(samples, windows, strict=True)
         ranked = [best_answers(sample.context, own, parameters) for sample, own in pairs]
         responses = [best[0] if parameters.answers == 1 else best for best in ranked]
         return responses[0] if len(responses) == 1 else responses
@@ -195,7 +195,7 @@ class Qa(OneByOne):
             detail = f"The questions, each with its context, have more than {MAX_CHARACTERS} characters. Send fewer."
             raise input_too_long("/inputs", detail, MAX_CHARACTERS)
         inputs = [Sample(question=sample.question, context=sample.context) for sample in samples]
-        return [request.model_copy(update={"inputs": sample}) for sample in inputs]
+        return [request.model_copy(update={"inputs": sample}) for sample in in_turns(inputs)]
 
     def _max_seq_len(self, parameters: QaParameters) -> int:
         max_seq_len = parameters.max_seq_len or min(self.max_tokens, DEFAULT_MAX_SEQ_LEN)
@@ -287,7 +287,7 @@ def best_answers(context: str, windows: Sequence[tuple[Window, Row]], parameters
     answers: dict[str, dict[str, Any]] = {}
     # Alignment to words makes some candidates equal.
     candidates = 2 * parameters.answers + 10 if parameters.align_to_words else parameters.answers
-    for window, row in windows:
+    for window, row in in_turns(windows):
         starts, ends, none_here = probabilities(window, row)
         none = min(none, none_here)
         for first, last, score in best_spans(starts, ends, candidates, parameters.max_answer_len):

@@ -37,8 +37,8 @@ _FLOAT: Final = np.dtype("<f4")
 
 
 def pack_sequences(sequences: Sequence[Encoding]) -> bytes:
-    """Encodes sequences."""
-    shapes, ids, types, focus, candidates = [], [], [], [], []
+    """Encodes sequences, whose arrays are contiguous."""
+    shapes, ids, types, focus, candidates = list[Any](), list[Any](), list[Any](), list[Any](), list[Any]()
     for sequence in sequences:
         top_k, chosen = 0, NOTHING
         if isinstance(sequence, Ranked):
@@ -47,12 +47,12 @@ def pack_sequences(sequences: Sequence[Encoding]) -> bytes:
             chosen = sequence.targets
         counts = len(sequence.input_ids), len(sequence.focus), len(chosen)
         shapes.append(_SEQUENCE.pack(*counts, top_k, sequence.attends_to, sequence.head))
-        ids.append(sequence.input_ids.astype(_INT, copy=False).tobytes())
-        types.append(sequence.token_type_ids.astype(_INT, copy=False).tobytes())
-        focus.append(sequence.focus.astype(_INT, copy=False).tobytes())
+        ids.append(sequence.input_ids)
+        types.append(sequence.token_type_ids)
+        focus.append(sequence.focus)
         if len(chosen):
-            candidates.append(chosen.astype(_INT, copy=False).tobytes())
-    return b"".join([*shapes, *ids, *types, *focus, *candidates])
+            candidates.append(chosen)
+    return b"".join([*shapes, *ids, *types, *focus, *candidates])  # without a copy of each array
 
 
 def unpack_batch(body: bytearray, size: int, at: int) -> Batch:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swiftlet_serve.http.endpoints.bodies import has_more_items
+from swiftlet_serve.http.endpoints.bodies import FEW, PART, has_more_items
 
 WORDS = ["", "a", ",", "[{,", '"', '\\"', "\\", "\\\\", '",[', "é,", "\u2028[", "\n", '\\",{']
 
@@ -40,6 +40,28 @@ def test_exceeds_counts_exactly_whatever_strings_hold(seed):
     assert not has_more_items(text, expected)
     assert has_more_items(text, expected - 1)
     assert has_more_items(bytearray(text), expected - 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_exceeds_counts_across_the_parts_of_a_long_text(seed):
+    """The first part ends within the drawn values, or within the backslashes before them."""
+    pick = random.Random(seed)
+    most = (PART - len(json.dumps(["0"] * FEW))) // 2
+    value = [["0"] * FEW, "\\" * pick.randrange(most - 1500, most), *(draw(pick) for _ in range(300))]
+    text = json.dumps(value, ensure_ascii=pick.random() < 0.5).encode()
+
+    assert not has_more_items(text, count(value))
+    assert has_more_items(text, count(value) - 1)
+
+
+@pytest.mark.parametrize("shift", [-401, -400, -399, -1, 0, 1])
+def test_a_number_is_too_long_wherever_a_part_ends(shift):
+    """Numbers in strings do not count, but those outside do, also of texts with few items."""
+    for digits, refused in ((400, False), (401, True)):
+        number = b"1" * digits
+        before = b'["' + b" " * (2 * PART + shift - 4)
+        assert has_more_items(before + b'",' + number + b"]", 1 << 16) == refused
+        assert not has_more_items(before + number + b'"]', 1 << 16)
 
 
 @pytest.mark.parametrize("after", [b"", b"]", b'"', b'\\"', b"\\", b'", "', b'}"\\'])

@@ -47,7 +47,7 @@ def predict(pipeline: Pipeline, request: Request) -> Translation:
     parameters = {"parameters": body.parameters} if body.parameters else {}
 
     def render(answers: list[Any], _: RequestRecord) -> TaskResponse:
-        return TaskResponse(b'{"predictions":%b}' % dump(answers))
+        return TaskResponse(dump(answers, b'{"predictions":', b"}"))
 
     return translate(pipeline, body.instances, parameters, "/instances", render)
 

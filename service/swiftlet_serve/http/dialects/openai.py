@@ -77,8 +77,8 @@ def _render(pipeline: Pipeline, answer: Any, record: RequestRecord) -> TaskRespo
     """Returns an `EmbeddingsResponse`. It is not made of models, since that would take as long as all the rest."""
     usage = {"prompt_tokens": record.tokens, "total_tokens": record.tokens}
     tail = to_json({"model": pipeline.model.manifest.name, "usage": usage})
-    data = dump([{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(answer)])
-    return TaskResponse(b'{"object":"list","data":%b,%b' % (data, tail[1:]))
+    data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(answer)]
+    return TaskResponse(dump(data, b'{"object":"list","data":', b"," + tail[1:]))
 
 
 render_error = openai_format.render_error

@@ -15,6 +15,7 @@ from typing import Any, Final
 from pydantic_core import from_json
 from starlette.responses import Response
 
+from swiftlet_models.turns import in_turns
 from swiftlet_serve.errors import InvalidRequest, UnsupportedMediaType, invalid_value
 from swiftlet_serve.http import problem_details
 from swiftlet_serve.http.dialect_parts import instances
@@ -131,7 +132,7 @@ def _renderer(request: Request, media_type: str) -> Callable[[list[Any], Request
     def render(answers: list[Any], _: RequestRecord) -> TaskResponse:
         if not in_lines:
             return TaskResponse(dump(answers))
-        return TaskResponse(b"".join([dump(answer) + b"\n" for answer in answers]), LINES[0].encode())
+        return TaskResponse(b"".join([dump(answer) + b"\n" for answer in in_turns(answers)]), LINES[0].encode())
 
     return render
 

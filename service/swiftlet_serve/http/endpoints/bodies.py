@@ -14,9 +14,11 @@ from difflib import get_close_matches
 from typing import Any, Final, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
+from swiftlet_models.turns import in_turns
 from swiftlet_serve.errors import FieldError, InvalidRequest, Unprocessable, invalid_value
 from swiftlet_serve.http.wording import INVALID_VALUES
 from swiftlet_serve.types.body_model import BodyModel
@@ -188,6 +190,8 @@ SHORT: Final = 65_536
 """Bytes of a text whose numbers take little time to parse if its items are few."""
 HUGE: Final = 400
 """The most digits of a number in a longer text. The time to parse an integer grows with the square of its digits."""
+PART: Final = 1 << 16
+"""Bytes of a text whose items are counted at a time: Python's lock is held for 0.2 ms at most."""
 
 
 def has_more_items(text: bytes | bytearray, limit: int) -> bool:
@@ -203,11 +207,9 @@ def has_more_items(text: bytes | bytearray, limit: int) -> bool:
     marks = sum([np.count_nonzero(codes == mark) for mark in b",[{"])  # strings included
     if marks <= few and not (len(text) > SHORT and _has_run(text, HUGE)):
         return False
-    if b"\\" in text:  # outside of strings, it ends what a parser reads
-        text = text.replace(b"\\\\", b"--").replace(b'\\"', b"--")
-    if text.count(b'"') > 4 * limit + 2:  # an item has two strings at most: its name and its value
+    outside = _outside_strings(text, 4 * limit + 2)  # an item has two strings at most: its name and its value
+    if outside is None:
         return True
-    outside = b'"'.join(text.split(b'"')[::2])  # of strings
     commas, fields, nested = outside.count(b","), outside.count(b":"), outside.count(b"[") + outside.count(b"{")
     if commas + nested <= few:
         return len(text) > SHORT and _has_run(outside, HUGE)
@@ -216,11 +218,46 @@ def has_more_items(text: bytes | bytearray, limit: int) -> bool:
     return _has_run(outside, MAX_DIGITS)
 
 
+def _outside_strings(text: bytes | bytearray, most: int) -> bytes | None:
+    """Returns the parts of a JSON text that are outside of its strings, with quotes between them.
+
+    None if there are more than `most` quotes.
+    """
+    outside, quotes = [], 0
+    for part in in_turns(_parts(text)):
+        if b"\\" in part:  # outside of strings, it ends what a parser reads
+            part = part.replace(b"\\\\", b"--").replace(b'\\"', b"--")
+        begins_inside = quotes % 2
+        quotes += part.count(b'"')
+        if quotes > most:
+            return None
+        outside.append(b'"' * begins_inside + b'"'.join(part.split(b'"')[begins_inside::2]))
+    return b"".join(outside)
+
+
+def _parts(text: bytes | bytearray) -> Iterator[bytes]:
+    """Yields parts of a JSON text. A character stays together with the backslash before it."""
+    start = 0
+    while start < len(text):
+        part = bytes(text[start : start + PART])
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:
+            part = bytes(text[start : start + PART + 1])
+        yield part
+        start += len(part)
+
+
 def _has_run(text: bytes | bytearray, size: int) -> bool:
     """Returns whether a text has a run of more than `size` digits."""
-    digits = np.frombuffer(text, np.uint8) - 48 < 10  # unsigned: other characters are above 9
-    block = size // 2  # wherever a run begins, it covers a whole block
+    codes = np.frombuffer(text, np.uint8)
+    starts = in_turns(range(0, len(codes), PART))
+    return any(_longest_run(codes[start : start + PART + size], size) > size for start in starts)
+
+
+def _longest_run(codes: NDArray[np.uint8], size: int) -> int:
+    """Returns the length of the longest run of digits; 0 if it is surely at most `size`."""
+    digits = codes - 48 < 10  # unsigned: other characters are above 9
+    block = max(1, size // 2)  # wherever a longer run begins, it covers a whole block
     if not digits[: len(digits) // block * block].reshape(-1, block).all(axis=1).any():
-        return False
-    counts = np.cumsum(digits, dtype=np.int32)
-    return bool((counts[size + 1 :] - counts[: -size - 1] > size).any())
+        return 0
+    ends = np.concatenate([[-1], np.flatnonzero(~digits), [len(digits)]])
+    return int(np.diff(ends).max()) - 1

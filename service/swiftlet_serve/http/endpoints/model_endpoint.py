@@ -245,21 +245,23 @@ class TaskResponse(Response):
     def detailed(cls, answer: object, record: RequestRecord) -> TaskResponse:
         """Returns an answer with `Details` as JSON."""
         details = {"input_tokens": record.input_tokens, "tokens_read": record.tokens, "truncated": record.truncated}
-        return cls(b'{"answer":%b,"details":%b}' % (dump(answer), to_json(details)))
+        return cls(dump(answer, b'{"answer":', b',"details":%b}' % to_json(details)))
 
 
-def dump(answer: object) -> bytes:
-    """Returns an answer as JSON. Long lists of objects are written in parts: other threads wait meanwhile."""
-    if not isinstance(answer, list):
-        return json_text.write(answer)
-    if any(map(_is_long, answer)):
+def dump(answer: object, before: bytes = b"", after: bytes = b"") -> bytes:
+    """Returns an answer as JSON, with other bytes around it.
+
+    Long lists of objects are written in parts, and copied once: other threads wait meanwhile.
+    """
+    if isinstance(answer, list) and any(map(_is_long, answer)):
         parts = [dump(item) for item in in_turns(answer)]
-    elif len(answer) <= MAX_INLINE_SEQUENCES:
-        return json_text.write(answer)
-    else:
+    elif isinstance(answer, list) and len(answer) > MAX_INLINE_SEQUENCES:
         starts = range(0, len(answer), MAX_INLINE_SEQUENCES)
         parts = [json_text.write(answer[start : start + MAX_INLINE_SEQUENCES])[1:-1] for start in in_turns(starts)]
-    return b"[%b]" % b",".join(parts)
+    else:
+        return before + json_text.write(answer) + after
+    parts[0], parts[-1] = before + b"[" + parts[0], parts[-1] + b"]" + after
+    return b",".join(parts)
 
 
 def _is_long(item: object) -> bool:

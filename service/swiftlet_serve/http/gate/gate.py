@@ -213,7 +213,7 @@ class Gate:
         """
         head, trusted = request.head, self._runtime.settings.trusted_proxies
         address = head.peer or "unknown"
-        if is_trusted(address, trusted):
+        if trusted and is_trusted(address, trusted):
             forwarded = [value.decode("latin-1") for name, value in head.headers if name == b"x-forwarded-for"]
             address = client_address(address, forwarded, trusted)
         record = request.record
