@@ -41,6 +41,8 @@ HUB_FILES: Final = (
     "artifact.metadata",  # of Stanford's ColBERT
     "config_setfit.json",
     "model_head.pkl",  # of SetFit
+    "head.safetensors",  # of model2vec, as is the next one
+    "pipeline.skops",
     ADAPTER,
     *TENSORS,
     *TOKENIZER_FILES,

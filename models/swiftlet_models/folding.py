@@ -353,12 +353,18 @@ class _Network(FoldedParameters):
             self.vectors["head.norm.weight"] = np.full(self.sizes.hidden, self.sizes.hidden**-0.5, np.float32)
             self.epsilons["head.norm"] = UNIT_EPSILON
             yield self.norm("hidden", "hidden", "head.norm")
+        x = "hidden"
+        for i in range(len(embedding.hidden_widths)):
+            self.products[f"head.hidden.{i}"] = self.product(f"head.hidden.{i}")
+            yield self.multiply(f"inner.{i}", x, f"head.hidden.{i}", "relu", exact=True)
+            x = f"inner.{i}"
         for name in (name for name, is_there in parts.items() if is_there):
             self.products[f"head.{name}"] = self.product(f"head.{name}")
             self.results += (f"outputs.{name}",)
             activation = embedding.dense if name == "output" and embedding.dense not in PLAIN else None
             # The vectors of all tokens are too many for an exact product.
-            yield self.multiply(f"outputs.{name}", "hidden", f"head.{name}", activation, exact=name != "vectors")
+            read = x if name == "output" else "hidden"
+            yield self.multiply(f"outputs.{name}", read, f"head.{name}", activation, exact=name != "vectors")
 
     def head(self) -> Iterator[Step]:
         x, inner = "hidden", {"head.transform": self.traits.prediction_act, "head.pooler": self.traits.pooler}

@@ -9,6 +9,7 @@ tokens are pooled, or for itself. Shape letters: see `architectures/layers.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -109,8 +110,8 @@ class CausalLM(nn.Module):
 class Vectors(nn.Module):
     """The outputs of an embedding model, side by side.
 
-    They are the hidden states, through a dense layer if the model has one (Dense of sentence-transformers), one weight
-    for a sparse vector, and the vector of a token.
+    They are the hidden states, through a dense layer if the model has one (Dense of sentence-transformers) and the
+    layers with ReLU in front of it, one weight for a sparse vector, and the vector of a token.
     """
 
     def __init__(self, config: Settings, width: int, embedding: Embedding) -> None:
@@ -119,7 +120,9 @@ class Vectors(nn.Module):
         several, h = embedding.multi_vector, config.hidden_size
         own = width - (embedding.sparse is not None) - (several.width if several else 0)
         self.vector = embedding.vector
-        self.output = nn.Linear(h, own) if embedding.vector and embedding.dense else None
+        widths = (h, *embedding.hidden_widths)
+        self.hidden = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
+        self.output = nn.Linear(widths[-1], own) if embedding.vector and embedding.dense else None
         self.act = ACTIVATIONS.get(embedding.dense or "", nn.Identity())
         self.reads_unit = embedding.dense == "unit"
         self.terms = nn.Linear(h, 1) if embedding.sparse else None
@@ -127,6 +130,8 @@ class Vectors(nn.Module):
 
     def forward(self, rows: Tensor, words: Tensor) -> Tensor:  # noqa: ARG002  # all heads share one signature
         vectors = F.normalize(rows) if self.reads_unit else rows
+        for layer in self.hidden:
+            vectors = F.relu(layer(vectors))
         parts = [rows if self.output is None else self.act(self.output(vectors))] if self.vector else []
         parts += [layer(rows) for layer in (self.terms, self.vectors) if layer is not None]
         return torch.cat(parts, 1) if len(parts) > 1 else parts[0]

@@ -104,4 +104,5 @@ def _head(sizes: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> int:
     """Returns the multiply-adds of the head per token. The head of a language model multiplies with the word table."""
     names = ("pooler.weight", "output.weight", "transform.weight", "extra", "terms.weight", "vectors.weight")
     words = sizes["encoder.embeddings.word.weight"] if "head.bias" in shapes else 0
-    return words + sum(sizes.get(f"head.{name}", 0) for name in names)
+    inner = sum(size for name, size in sizes.items() if name.startswith("head.hidden."))
+    return words + inner + sum(sizes.get(f"head.{name}", 0) for name in names)

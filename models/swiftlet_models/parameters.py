@@ -324,7 +324,11 @@ class _Expected:
         if embedding.vector:
             self.outputs, _ = self._table("head.output.weight") if embedding.dense else (self.hidden, 0)
             if embedding.dense:
-                self._linear("head.output", self.outputs, self.hidden)
+                width = self.hidden
+                for i, inner in enumerate(embedding.hidden_widths):
+                    self._linear(f"head.hidden.{i}", inner, width)
+                    width = inner
+                self._linear("head.output", self.outputs, width)
         if embedding.sparse:
             self.outputs += 1
             self._linear("head.terms", 1, self.hidden)

@@ -4,30 +4,33 @@ A text has no special tokens, and its vector is the mean of its tokens' vectors.
 several tokens (`mapping`) and a weight for each token (`weights`); both become part of the table. It leaves unknown
 tokens out of the mean: so does the tokenizer, unless a text has no other. Their vector is zero, as is its answer.
 
-A text is cut at the `max_length` of model2vec, or at `MAX_TOKENS`. (model2vec cuts its characters first.)
+A text is cut at the `max_length` of model2vec, or at `MAX_TOKENS`; where a classifier of model2vec names none, at its
+default. (model2vec cuts the characters first, and counts the unknown tokens that it leaves out.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from swiftlet_models import static_classifiers
 from swiftlet_models.artifact import Embedding, Reading
 from swiftlet_models.checkpoint_tensors import ConversionError, open_tensors, read_object
 from swiftlet_models.convert import ConvertedCheckpoint
 from swiftlet_models.sentence_transformers import MODULES, read_modules, read_prompts
 from swiftlet_models.sources import STATIC
+from swiftlet_models.static_classifiers import StaticClassifier
 from swiftlet_models.tokenizer import Tokenizer
 
 MODULE: Final = "StaticEmbedding"
 MODEL2VEC: Final = "embeddings"  # the name of its table
-CLASSIFIERS: Final = ("head.safetensors", "pipeline.skops")  # the heads of model2vec's classifiers
 MAX_TOKENS: Final = 8192
+CLASSIFIER_TOKENS: Final = 512  # of model2vec, by default
 _WORDS: Final = "encoder.embeddings.word.weight"
 
 
@@ -39,21 +42,23 @@ class StaticEmbeddings:
     tokenizer: Tokenizer
     embedding: Embedding
     max_tokens: int
+    classifier: StaticClassifier | None = None
 
     def converted(self, source: Mapping[str, Any]) -> ConvertedCheckpoint:
         """Returns the network, as `convert` does."""
         vocabulary, width = self.table.shape
+        head = self.classifier
         config = {"vocab_size": vocabulary, "hidden_size": width, "max_position_embeddings": MAX_TOKENS}
         return ConvertedCheckpoint(
-            weights={_WORDS: self.table},
+            weights={_WORDS: self.table, **(head.parameters() if head else {})},
             architecture="static",
             config=config,
             head="embedding",
-            width=width,
+            width=len(head.labels) if head else width,
             embedding=self.embedding,
             positions=self.max_tokens,
-            labels=(),
-            problem=None,
+            labels=head.labels if head else (),
+            problem=head.problem if head else None,
             ignored=(),
             source=source,
         )
@@ -66,8 +71,13 @@ def is_static(directory: Path) -> bool:
     return _config(directory).get("model_type") == STATIC
 
 
-def read(directory: Path) -> StaticEmbeddings:
-    """Reads the files of a directory.
+def is_classifier(directory: Path) -> bool:
+    """Returns whether a directory holds static embeddings with a classifier."""
+    return static_classifiers.is_classifier(directory) and is_static(directory)
+
+
+def read(directory: Path, *, classifies: bool = False) -> StaticEmbeddings:
+    """Reads the files of a directory, with its classifier or for its vectors.
 
     Raises:
         ConversionError, WeightsError: a file is missing or invalid, or holds what is not supported.
@@ -77,11 +87,6 @@ def read(directory: Path) -> StaticEmbeddings:
     kinds, config = [kind for kind, _ in modules], _config(directory)
     if kinds not in ([MODULE], [MODULE, "Normalize"]):
         raise ConversionError(f"{MODULES}: only Normalize may follow {MODULE}.")
-    for name in CLASSIFIERS:
-        if (directory / name).is_file():
-            raise ConversionError(
-                f"{name} is a classifier of model2vec, which is not supported. Remove it for vectors."
-            )
     folder = modules[0][1]
     prompts, default = read_prompts(directory)
     with open_tensors(folder) as tensors:
@@ -93,11 +98,16 @@ def read(directory: Path) -> StaticEmbeddings:
     if is_model2vec and tokenizer.unknown_id is not None:
         table[tokenizer.unknown_id] = 0
     normalize = "Normalize" in kinds or bool(config.get("normalize"))
-    limit = config.get("max_length") or MAX_TOKENS
+    limit = config.get("max_length", CLASSIFIER_TOKENS if classifies else None) or MAX_TOKENS
     if type(limit) is not int or limit < 1:
         raise ConversionError("config.json: max_length has an invalid value.")
     embedding = Embedding("mean", normalize=normalize, prompts=prompts, default_prompt=default)
-    return StaticEmbeddings(table, tokenizer, embedding, min(limit, MAX_TOKENS))
+    found = StaticEmbeddings(table, tokenizer, embedding, min(limit, MAX_TOKENS))
+    if not classifies:
+        return found
+    head = static_classifiers.read_classifier(directory, config, table.shape[1])
+    form = Embedding("mean", dense="unit" if normalize else "identity", hidden_widths=head.hidden_widths)
+    return replace(found, embedding=form, classifier=head)
 
 
 def _config(directory: Path) -> dict[str, Any]:

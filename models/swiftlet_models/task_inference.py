@@ -21,7 +21,7 @@ def infer_task(directory: Path, source: str, settings: Mapping[str, Any] | None 
     """
     if labelled := sources.labelling_of(directory):
         return "entities" if labelled == sources.GLINER else "zero-shot"
-    if setfit.is_classifier(directory):
+    if setfit.is_classifier(directory) or static_embeddings.is_classifier(directory):
         return "classify"
     if static_embeddings.is_static(directory) or sentence_transformers.is_encoder(directory):
         return "embed"

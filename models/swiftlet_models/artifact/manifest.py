@@ -105,6 +105,7 @@ class Embedding:
     vector: bool = True  # whether there is a dense vector
     sparse: Sparse | None = None
     multi_vector: MultiVector | None = None
+    hidden_widths: tuple[int, ...] = ()  # of layers with ReLU in front of the dense layer
 
     @property
     def outputs(self) -> tuple[Output, ...]:

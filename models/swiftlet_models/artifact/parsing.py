@@ -45,7 +45,13 @@ LATER: Final = ("embedding", "decisions", "languages", "reading", "labelling")
 MAX_COUNT: Final = 1 << 24  # of tokens, words and outputs
 TASK: Final = re.compile(r"[a-z][a-z0-9-]{0,63}")
 QUESTION_TYPES: Final = frozenset({"predicate", "choice", "score"})
-LATER_EMBEDDING: Final = {"vector": True, "sparse": None, "multi_vector": None}  # fields that older manifests lack
+LATER_EMBEDDING: Final = {  # fields that older manifests lack
+    "hidden_widths": [],
+    "vector": True,
+    "sparse": None,
+    "multi_vector": None,
+}
+MAX_HIDDEN_LAYERS: Final = 15
 PARTS: Final[Mapping[str, type[Sparse | MultiVector]]] = {"sparse": Sparse, "multi_vector": MultiVector}
 
 
@@ -142,15 +148,19 @@ def _parse_embedding(document: object) -> Embedding | None:
         document = LATER_EMBEDDING | document
     if not _has_fields(document, Embedding):
         raise ValueError("the field 'embedding' has a wrong value.")
-    prompts, default = document["prompts"], document["default_prompt"]
+    prompts, default, widths = document["prompts"], document["default_prompt"], document["hidden_widths"]
     valid = {
         "pooling": document["pooling"] in get_args(Pooling),
         "normalize": isinstance(document["normalize"], bool),
         "dense": document["dense"] in (None, *get_args(Dense)),
+        "hidden_widths": isinstance(widths, list)
+        and len(widths) <= (MAX_HIDDEN_LAYERS if document["dense"] else 0)
+        and all(type(width) is int and 0 < width <= MAX_COUNT for width in widths),
         "prompts": isinstance(prompts, dict) and all(isinstance(text, str) for text in prompts.values()),
     }
     valid["default_prompt"] = default is None or (valid["prompts"] and isinstance(default, str) and default in prompts)
     parts = {key: _parse_part(kind, document[key]) for key, kind in PARTS.items()}
+    document["hidden_widths"] = tuple(widths) if valid["hidden_widths"] else ()
     embedding = Embedding(**{**document, **{key: None if part is False else part for key, part in parts.items()}})
     valid |= {key: part is not False for key, part in parts.items()}
     valid["vector"] = isinstance(document["vector"], bool) and bool(embedding.outputs)

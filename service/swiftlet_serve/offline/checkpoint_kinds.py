@@ -123,10 +123,12 @@ def _static(wanted: Wanted) -> Checkpoint | None:
     """Reads static embeddings."""
     if not static_embeddings.is_static(wanted.directory):
         return None
-    if wanted.pooling or not wanted.reads_vectors:
+    classifies = wanted.task == "classify" and static_embeddings.is_classifier(wanted.directory)
+    if wanted.pooling or not (wanted.reads_vectors or classifies):
         choice = "--pooling" if wanted.pooling else f"--task {wanted.task}"
         raise SetupError(f"The directory holds static embeddings, which have no use for {choice}. Leave it out.")
-    return Checkpoint(wanted.directory, "embedding", "hidden", None, static=static_embeddings.read(wanted.directory))
+    static = static_embeddings.read(wanted.directory, classifies=classifies)
+    return Checkpoint(wanted.directory, "embedding", "hidden", None, static=static)
 
 
 def _setfit(wanted: Wanted) -> Checkpoint | None:
