@@ -278,13 +278,14 @@ def tagged(path: Path) -> list[Tagged]:
     A line has a word and its tag, and a blank line ends a text. Columns are separated by tabs or spaces; the first one
     is the word and the last one the tag. In an `.iob2` file (Universal NER), the second is the word and the third the
     tag. Tags are BIO or BILOU (also with E for the last word and S for the only one). The words of a text are joined by
-    spaces, or directly if each line of the file has one character. Comments begin with `#` and a space.
+    spaces, or directly if each line of the file has one character, and directly after a word of an `.iob2` file whose
+    last column is `SpaceAfter=No`. Comments begin with `#` and a space.
 
     Raises:
         DatasetError: the file is damaged, or a line has no word and tag.
     """
     place = (1, 2) if ".iob2" in path.suffixes else (0, -1)
-    texts: list[list[tuple[str, str]]] = [[]]
+    texts: list[list[tuple[str, str, bool]]] = [[]]
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         row = line.rstrip("\r").split("\t") if "\t" in line else line.split()
         if not line.strip():
@@ -293,25 +294,25 @@ def tagged(path: Path) -> list[Tagged]:
             if len(row) <= max(*place, 1) or not TAG.fullmatch(row[place[1]]):
                 raise DatasetError(f"{path.name}: line {number} has no word and tag.")
             if row[place[0]]:  # some files have words of removed characters
-                texts[-1].append((row[place[0]], row[place[1]]))
+                texts[-1].append((row[place[0]], row[place[1]], row[-1] != "SpaceAfter=No"))
     texts = [words for words in texts if words]
-    separator = "" if all(len(word) == 1 for words in texts for word, _ in words) else " "
+    separator = "" if all(len(word) == 1 for words in texts for word, _, _ in words) else " "
     return [_tagged(words, separator) for words in texts]
 
 
-def _tagged(words: Sequence[tuple[str, str]], separator: str) -> Tagged:
+def _tagged(words: Sequence[tuple[str, str, bool]], separator: str) -> Tagged:
     spans: list[Span] = []
-    position, is_open = 0, False
-    for word, label in words:
+    text, is_open = "", False
+    for word, label, is_apart in words:
         prefix, _, kind = label.partition("-")
-        end = position + len(word)
+        position, end = len(text), len(text) + len(word)
         if prefix in "BUS" or (kind and not (is_open and spans[-1][2] == kind)):
             spans.append((position, end, kind))
         elif kind:
             spans[-1] = (spans[-1][0], end, kind)
         is_open = prefix in "BI"
-        position = end + len(separator)
-    return Tagged(separator.join(word for word, _ in words), tuple(spans))
+        text += word + separator * is_apart
+    return Tagged(text.removesuffix(separator), tuple(spans))
 
 
 def documents(path: Path) -> Iterator[str]:

@@ -206,6 +206,8 @@ def test_characters_and_numbered_words_are_read(tmp_path: Path) -> None:
     assert read(tmp_path, "경\tB-OG\n찰\tI-OG\n \tO\n또\tO\n") == [Tagged("경찰 또", ((0, 2, "OG"),))]
     numbered = "# text = in Bern\n1\tin\tO\t-\t-\n2\tBern\tB-LOC\t-\t-\n"
     assert read(tmp_path, numbered, "data.iob2") == [Tagged("in Bern", ((3, 7, "LOC"),))]
+    joined = "1\tin\tO\t-\n2\tBern\tB-LOC\tSpaceAfter=No\n3\t.\tO\tSpaceAfter=No\n\n1\tno\tO\t-\n"
+    assert read(tmp_path, joined, "data.iob2") == [Tagged("in Bern.", ((3, 7, "LOC"),)), Tagged("no", ())]
 
 
 @pytest.mark.parametrize("content", ["Clara\n", "Clara\tPER\n", "Clara\tX-PER\n", "a\tO\nb\n"])

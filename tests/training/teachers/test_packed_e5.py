@@ -109,6 +109,15 @@ def test_unpack_writes_a_teacher_with_the_same_weights(model, packed, tmp_path):
     torch.testing.assert_close(ours, model(ids).last_hidden_state)
 
 
+def test_unpack_keeps_the_lowest_layers(model, packed, tmp_path):
+    (tmp_path / "e5.bin").write_bytes(packed)
+    unpack(tmp_path / "e5.bin", tmp_path / "teacher", 1)
+
+    loaded = BertModel.from_pretrained(tmp_path / "teacher", add_pooling_layer=False)
+    assert loaded.config.num_hidden_layers == 1
+    assert loaded.state_dict().keys() == {name for name in model.state_dict() if "layer.1." not in name}
+
+
 def test_unpack_names_the_special_tokens_as_bert_does(packed, tmp_path):
     (tmp_path / "e5.bin").write_bytes(packed)
     unpack(tmp_path / "e5.bin", tmp_path)
