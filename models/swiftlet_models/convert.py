@@ -19,7 +19,6 @@ from swiftlet_models.checkpoint_parameters import CheckpointParameters, NoHead
 from swiftlet_models.checkpoint_settings import check_kind, read_labels, translate_config
 from swiftlet_models.checkpoint_tensors import ConversionError, open_tensors, read_object
 from swiftlet_models.label_checkpoints import LabelCheckpoint
-from swiftlet_models.parameters import configure
 from swiftlet_models.tensors import Adapted, Matrix, Weights
 from swiftlet_models.trunks import ENCODER
 
@@ -81,8 +80,6 @@ def convert(
     # The head in whose place the checkpoint has the parameters.
     stored: Head = "masked_lm" if embedding and embedding.by_vocabulary else head
     config = translate_config(architecture, settings, stored)
-    if configure(architecture, config).traits().embedding.token_types and config["type_vocab_size"] < 2:
-        raise ConversionError("config.json: type_vocab_size 1 has no token type for the second text of a pair.")
     labels, problem = read_labels(settings) if outputs == "labels" else ((), None)
     if outputs == "labels" and not encoder_only:
         check_kind(settings, head)

@@ -299,7 +299,6 @@ def test_convert_encoder_only_accepts_encoder_without_head(tmp_path: Path, name:
         ("bert", {"model_type": None}, "there is no model_type. Set that of the model: albert, bert, "),
         ("bert", {"model_type": ["bert"]}, f"model_type ['bert'] is not supported; {KNOWN}"),
         ("bert", {"model_type": "layers"}, f"model_type 'layers' is not supported; {KNOWN}"),
-        ("bert", {"type_vocab_size": 1}, "type_vocab_size 1 has no token type for the second text of a pair."),
         (
             "bert",
             {"hidden_act": "mish"},
@@ -338,7 +337,6 @@ def test_convert_encoder_only_accepts_encoder_without_head(tmp_path: Path, name:
         ("roberta", {"pad_token_id": "1"}, "config.json: pad_token_id has an invalid value: '1'."),
         ("roberta", {"is_decoder": True}, "config.json: is_decoder True is not supported, only False."),
         ("roberta", {"num_attention_heads": 7}, "config.json: num_attention_heads 7 does not divide the width 48."),
-        ("electra", {"type_vocab_size": 1}, "config.json: type_vocab_size 1 has no token type for the second text"),
         ("electra", {"embedding_size": 0}, "config.json: embedding_size has an invalid value: 0."),
         ("electra", {"hidden_act": "mish"}, "config.json: hidden_act 'mish' is not one of gelu"),
         ("distilbert", {"activation": "mish"}, "config.json: activation 'mish' is not one of gelu"),

@@ -17,6 +17,7 @@ from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.offline.draft import Draft
 from swiftlet_serve.offline.import_checkpoint import import_checkpoint
+from swiftlet_serve.tasks.qa import QaRequest
 from tests.goldens import cases
 from tests.models.test_tokenizer_classes import entry, write
 from tests.support.checkpoints import AUTO, randomise
@@ -116,6 +117,26 @@ def test_a_limit_without_room_is_refused(drafts: list[Draft], tmp_path: Path) ->
     source = save(tmp_path, "bert", "classify", "vocab", model_max_length=3)
     with pytest.raises(SetupError, match="The limit of 3 tokens"):
         draft(drafts, source, "classify")
+
+
+@torch.no_grad()
+def test_one_token_type_suits_a_tokenizer_that_tells_none(drafts: list[Draft], tmp_path: Path) -> None:
+    """The logits are those of transformers, which then reads both texts of a pair with type 0."""
+    source = save(tmp_path, "bert", "qa", "vocab", config={"type_vocab_size": 1})
+    with pytest.raises(SetupError, match=r'type_vocab_size 1 has no token type .* write "model_input_names"'):
+        draft(drafts, source, "qa")
+    edit(source / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"])
+    one, _ = draft(drafts, source, "qa")
+    (window,) = tasks.create("qa", one.tokenizer, one.manifest).encode(
+        QaRequest(inputs={"question": "Who?", "context": cases.SENTENCES[0]})
+    )
+    (row,) = one.answers([window])
+    model = transformers.AutoModelForQuestionAnswering.from_pretrained(source).eval()
+    found = model(torch.tensor([window.input_ids.tolist()]))
+    expected = torch.stack((found.start_logits[0], found.end_logits[0]), dim=1)
+
+    assert not window.token_type_ids.any()
+    torch.testing.assert_close(torch.from_numpy(row), expected[window.focus], atol=1e-4, rtol=1e-4)
 
 
 # Padding

@@ -172,7 +172,6 @@ class Pipeline:
         priority: Priority = "interactive",
         record: RequestRecord | None = None,
         together: Together | None = None,
-        *,
         max_bytes: int | None = None,
     ) -> Any:
         """Returns the response to a request of this model's task, as values for `json_text.write`.

@@ -150,6 +150,13 @@ def import_checkpoint(
         elif found.head == "classification":
             _check_pairs(tokenizer, task, pair_separator, report)
         _check_reading(tokenizer, found, task, config, max_tokens)
+        types = getattr(config, "type_vocab_size", None) if config.traits().embedding.token_types else None
+        if types is not None and tokenizer.token_types > types:
+            raise SetupError(
+                f"config.json: type_vocab_size {types} has no token type for the second text of a "
+                'pair. If the model was trained without them, write "model_input_names": ["input_ids", '
+                '"attention_mask"] into tokenizer_config.json.'
+            )
         if tokenizer.vocab_size > config.vocab_size:
             raise SetupError(
                 f"The tokenizer has {tokenizer.vocab_size} tokens, and the network only {config.vocab_size}. Take the "

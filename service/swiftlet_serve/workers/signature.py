@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 NEW_KEY: Final = "Make one with openssl genpkey -algorithm ed25519 -out key.pem, and its public key with openssl pkey."
 
 
+@cache
 def signing_key(file: Path) -> Ed25519PrivateKey:
-    """Reads a private key in PEM.
+    """Reads a private key in PEM, once in a process: every endpoint of a server signs with it.
 
     Raises:
         SetupError: the file is not readable or no Ed25519 key, or the package cryptography is not installed.

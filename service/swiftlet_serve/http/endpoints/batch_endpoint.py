@@ -171,9 +171,7 @@ class BatchEndpoint(Endpoint):
             pipeline, task_request, record, max_bytes = member
             deadline, most = request.response_deadline, MARGIN * max_bytes
             try:
-                answer = await pipeline.answer(
-                    task_request, deadline, request.priority, record, together, max_bytes=most
-                )
+                answer = await pipeline.answer(task_request, deadline, request.priority, record, together, most)
             except SwiftletError as error:
                 request.record.minimum_s = max(request.record.minimum_s, record.minimum_s)
                 own = _located(error, number)

@@ -187,7 +187,7 @@ class ModelEndpoint(Endpoint):
         try:
             max_bytes = self._max_response_bytes(pipeline, task_request, len(request.body))
             deadline, most = request.response_deadline, MARGIN * max_bytes
-            answer = await pipeline.answer(task_request, deadline, request.priority, record, max_bytes=most)
+            answer = await pipeline.answer(task_request, deadline, request.priority, record, None, most)
         except Unprocessable as error:
             wording.apply(error)
             raise
