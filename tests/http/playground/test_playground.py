@@ -14,9 +14,9 @@ from playwright.sync_api import Page, Response, expect
 
 from swiftlet_serve.errors import SwiftletError
 from swiftlet_serve.http import playground as files
-from swiftlet_serve.http.app import CORS_EXPOSED
 from swiftlet_serve.http.endpoints import status
 from swiftlet_serve.http.gate.api_keys import make_key
+from swiftlet_serve.http.gates import CORS_EXPOSED
 from swiftlet_serve.telemetry.request_stats import MAX_RECENT, ModelStats, RequestStats
 from swiftlet_serve.telemetry.snapshot import QueueState, Snapshot
 from tests.support.apps import TASKS
