@@ -24,9 +24,9 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from loadtest.request_cost import make_small
-from swiftlet_serve.http.app import create_app
 from swiftlet_serve.http.connections.listener import Listener, bind
 from swiftlet_serve.http.connections.port import Port
+from swiftlet_serve.http.gates import create_gate
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.offline.environment import current_environment
 from swiftlet_serve.settings import Settings
@@ -209,7 +209,7 @@ async def _measure(settings: Settings, paths: Sequence[str], tries: int) -> Mapp
     """Returns what each search finds, with a server in this event loop."""
     runtime = LocalRuntime.begin(settings)
     runtime.wait()
-    port = Port(create_app(runtime).gate, Listener(bind(settings.host, settings.port)), settings)
+    port = Port(create_gate(runtime), Listener(bind(settings.host, settings.port)), settings)
     await runtime.open()
     await port.serve()
     stretches = Stretches()

@@ -16,11 +16,17 @@ from hypothesis import settings
 
 from tests.support.artifacts import make_artifact
 from tests.support.fakes import PATIENCE_S
-from tests.support.selection import module_name, needs
+from tests.support.selection import module_name, needs, store
 
 # Without a GPU, Triton's kernels run in its interpreter. Triton reads the variable when it is imported.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Threads that wait for each other in loops take the cores from other processes of the tests. The commands and workers
+# that tests start inherit these as well. An engine that is told its number of threads has as many.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Until the tests are collected, there is hardly any garbage to find among a million objects.
 gc.disable()
@@ -37,6 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     At the end of a run, no process is then alone with a long file.
     """
     marks = {path: needs(module_name(path) or "") for path in {item.path for item in items}}
+    store()
     if "torch" in sys.modules and not any("torch" in found for found in marks.values()):
         raise pytest.UsageError("A test imports torch and has no mark for it: see NEEDS in tests/support/selection.py.")
     for item in items:

@@ -97,9 +97,9 @@ def serve(settings: Settings, announce: Announce) -> None:
         runtime = LocalRuntime.begin(settings)
         # The rest is imported while the worker process loads the models: it takes half a second.
         from swiftlet_serve.fronts.coordinator import Coordinator
-        from swiftlet_serve.http.app import create_admin_gate
         from swiftlet_serve.http.connections.port import AdminThread, Port
         from swiftlet_serve.http.endpoints.repository_control import RepositoryControl
+        from swiftlet_serve.http.gates import create_admin_gate
         from swiftlet_serve.migration import live_share
         from swiftlet_serve.repository.create import create_manager
 
@@ -112,7 +112,7 @@ def serve(settings: Settings, announce: Announce) -> None:
             live_share.check_paths(runtime)
             public = Coordinator(runtime, public_sockets)
         else:
-            gate = live_share.create_application(runtime, keys, observers.all).gate
+            gate = live_share.create_public_gate(runtime, keys, observers.all)
             public = Port(gate, Listener(public_sockets[0], credentials.context), settings)
             runtime.use_public_port(public)
         control = None if manager is None or admin_keys is None else RepositoryControl(manager, runtime)

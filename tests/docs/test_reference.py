@@ -16,7 +16,8 @@ from swiftlet_models.artifact import CARD, MANIFEST, OPTIONAL, REQUIRED, UNLISTE
 from swiftlet_serve import engines, plugins, tasks
 from swiftlet_serve.errors import SwiftletError
 from swiftlet_serve.http import playground
-from swiftlet_serve.http.app import CORS_ALLOWED, create_app
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.http.gates import CORS_ALLOWED
 from swiftlet_serve.inference.loading import BUNDLED
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from swiftlet_serve.cli.main import main
 from swiftlet_serve.errors import SetupError
+from swiftlet_serve.http.app import application
 from swiftlet_serve.migration import live_share
 from swiftlet_serve.migration.request_log import Entry, LogWriter, entries
 from swiftlet_serve.settings import Settings
@@ -37,8 +38,9 @@ class Live:
         self.runtime = make_runtime(
             artifact_dir, shadow_url=url, shadow_paths=paths, **{"shadow_share": 1.0} | settings
         )
-        self.app = live_share.create_application(self.runtime, None, ())
-        self.share = self.app.gate._on_response.__self__
+        gate = live_share.create_public_gate(self.runtime, None, ())
+        self.app = application(gate, self.runtime)
+        self.share = gate._on_response.__self__
         self.stats = self.runtime.stats.endpoint
 
     async def __aenter__(self) -> Live:
@@ -228,7 +230,7 @@ def test_invalid_settings_end_the_start(artifact_dir, wrong, message):
     valid = {"shadow_url": "http://127.0.0.1:1", "shadow_paths": ("/classify",)}
     runtime = make_runtime(artifact_dir, **valid | wrong)
     with pytest.raises(SetupError, match=message):
-        live_share.create_application(runtime, None, ())
+        live_share.create_public_gate(runtime, None, ())
     if "shadow_paths" in wrong:
         with pytest.raises(SetupError, match=message):
             live_share.check_paths(runtime)

@@ -7,10 +7,10 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from swiftlet_serve.http.app import create_admin_gate
 from swiftlet_serve.http.asgi_transport import AsgiTransport
 from swiftlet_serve.http.endpoints.repository_control import RepositoryControl
 from swiftlet_serve.http.gate.api_keys import ApiKeys
+from swiftlet_serve.http.gates import create_admin_gate
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.settings import Settings

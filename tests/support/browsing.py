@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.support.fakes import PATIENCE_S
 
+expect.set_options(timeout=1000 * PATIENCE_S)  # as the other waits: the machine may be busy
 OPTIONS = (
     "--no-sandbox",  # CI is root
     "--disable-gpu",
@@ -39,22 +40,47 @@ def chromium(path: str) -> Iterator[Browser]:
 
 
 @contextmanager
-def visiting(browser: Browser, url: str, **options: Any) -> Iterator[Page]:
-    """Opens the page. Asserts at the end that it requested no other host and broke no policy."""
+def tab(browser: Browser, **options: Any) -> Iterator[Page]:
+    """Opens an empty page with cookies, permissions and settings of its own. That takes a second of CPU time."""
     context = browser.new_context(**{"locale": "en-GB"} | options)
     context.set_default_timeout(1000 * PATIENCE_S)
-    page = context.new_page()
+    try:
+        yield context.new_page()
+    finally:
+        context.close()
+
+
+@contextmanager
+def visit(page: Page, url: str) -> Iterator[Page]:
+    """Loads an address. Asserts at the end that the page requested no other host and broke no policy.
+
+    The playground stores nothing, which a test shows, so that its tests can use one page in turn.
+    """
     host = url.split("#")[0]
     violations: list[str] = []
     requests: list[str] = []
-    page.on("pageerror", lambda error: violations.append(str(error)))
-    page.on("console", lambda message: violations.append(message.text) if "Content Security" in message.text else None)
-    page.on("request", lambda request: requests.append(request.url))
-    page.on("dialog", lambda dialog: violations.append(dialog.message))
+    watches: dict[Any, Callable[[Any], None]] = {
+        "pageerror": lambda error: violations.append(str(error)),
+        "console": lambda message: violations.append(message.text) if "Content Security" in message.text else None,
+        "request": lambda request: requests.append(request.url),
+        "dialog": lambda dialog: violations.append(dialog.message),
+    }
+    for event, watch in watches.items():
+        page.on(event, watch)
     try:
         page.goto(url)
         yield page
     finally:
-        context.close()
+        page.goto("about:blank")
+        page.context.clear_permissions()
+        for event, watch in watches.items():
+            page.remove_listener(event, watch)
     assert violations == []
     assert [one for one in requests if not one.startswith((host, f"blob:{host}"))] == []
+
+
+@contextmanager
+def visiting(browser: Browser, url: str, **options: Any) -> Iterator[Page]:
+    """Loads an address in a page of its own, as `tab` and `visit` do."""
+    with tab(browser, **options) as page, visit(page, url):
+        yield page

@@ -44,7 +44,7 @@ class Front:
     """The life of a front: open, serve, leave."""
 
     def __init__(self, config: FrontConfig, runtime: FrontRuntime, credentials: Credentials, observers: Observers):
-        gate = live_share.create_application(runtime, credentials.keys, observers.all).gate
+        gate = live_share.create_public_gate(runtime, credentials.keys, observers.all)
         self._runtime = runtime
         self._credentials = credentials
         self._listeners = [

@@ -20,16 +20,15 @@ from pydantic_core import from_json
 from starlette.responses import Response
 
 from swiftlet_serve.errors import SetupError, log_exception
-from swiftlet_serve.http.app import Application, create_app
 from swiftlet_serve.http.gate.api_keys import ApiKeys
 from swiftlet_serve.http.gate.gate import Observer
 from swiftlet_serve.http.gate.request import Request
+from swiftlet_serve.http.gates import PublicGate, create_gate
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.migration.endpoint import COPY_HEADER, NO_RESPONSE, UNREADABLE, Endpoint, Reply, read_key
 from swiftlet_serve.migration.replay import pair_of
 from swiftlet_serve.migration.report import count
 from swiftlet_serve.migration.request_log import Entry, LogWriter
-from swiftlet_serve.repository.manager import ModelManager
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.telemetry.endpoint_stats import EndpointStats
 
@@ -190,34 +189,32 @@ def _open(settings: Settings) -> tuple[Endpoint, LogWriter | None] | None:
     return None
 
 
-def create_application(
-    runtime: Runtime, keys: ApiKeys | None, observers: Sequence[Observer], manager: ModelManager | None = None
-) -> Application:
-    """Creates the public application, which copies requests if the settings say so. Takes what `create_app` takes.
+def create_public_gate(runtime: Runtime, keys: ApiKeys | None, observers: Sequence[Observer]) -> PublicGate:
+    """Creates the gate of the public port, which copies requests if the settings say so.
 
     Raises:
         SetupError: a setting of the live share is invalid.
     """
     settings = runtime.settings
     if (opened := _open(settings)) is None:
-        return create_app(runtime, keys, observers, manager)
+        return create_gate(runtime, keys, observers)
     endpoint, writer = opened
     runtime.stats.endpoint = stats = EndpointStats()
     share = LiveShare(endpoint, settings.shadow_paths, settings.shadow_share, stats, writer)
     runtime.on_close.append(share.close)
-    application = create_app(runtime, keys, observers, manager, share.offer)
-    _check_paths(application, settings)
-    return application
+    gate = create_gate(runtime, keys, observers, share.offer)
+    _check_paths(gate, settings)
+    return gate
 
 
 def check_paths(runtime: Runtime) -> None:
     """Checks shadow_paths for a runtime whose requests other processes read. Raises SetupError."""
     if runtime.settings.shadow_url is not None:
-        _check_paths(create_app(runtime), runtime.settings)
+        _check_paths(create_gate(runtime), runtime.settings)
 
 
-def _check_paths(application: Application, settings: Settings) -> None:
-    routes = {route.path for route in application.gate.table.routes if route.runs_model}
+def _check_paths(gate: PublicGate, settings: Settings) -> None:
+    routes = {route.path for route in gate.table.routes if route.runs_model}
     unknown = sorted(set(settings.shadow_paths) - routes)
     if unknown or not settings.shadow_paths:
         wrong = f"{unknown[0]} is none" if unknown else "it is empty"

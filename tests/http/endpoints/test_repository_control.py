@@ -8,10 +8,10 @@ import time
 import httpx2
 import pytest
 
-from swiftlet_serve.http.app import create_admin_gate
 from swiftlet_serve.http.endpoints.repository_control import RepositoryControl
 from swiftlet_serve.http.gate.api_keys import ApiKeys, make_key
 from swiftlet_serve.http.gate.request import Head, Request
+from swiftlet_serve.http.gates import create_admin_gate
 from tests.support.apps import admin_app, assert_problem
 from tests.support.fakes import PATIENCE_S
 from tests.support.repositories import make_version, served

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page
 
-from tests.support.browsing import chromium, locate, visiting
+from tests.support.browsing import chromium, locate, tab, visit
 from tests.support.processes import Process, serving
 
 
@@ -23,8 +23,14 @@ def server(models: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pr
         yield server
 
 
+@pytest.fixture(scope="module")
+def english(browser: Browser) -> Iterator[Page]:
+    with tab(browser) as page:
+        yield page
+
+
 @pytest.fixture
-def opened(browser: Browser, server: Process) -> Iterator[Page]:
-    with visiting(browser, server.url) as page:
+def opened(english: Page, server: Process) -> Iterator[Page]:
+    with visit(english, server.url) as page:
         page.locator("#served").wait_for()
         yield page

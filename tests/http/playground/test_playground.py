@@ -14,13 +14,13 @@ from playwright.sync_api import Page, Response, expect
 
 from swiftlet_serve.errors import SwiftletError
 from swiftlet_serve.http import playground as files
-from swiftlet_serve.http.app import CORS_EXPOSED
 from swiftlet_serve.http.endpoints import status
 from swiftlet_serve.http.gate.api_keys import make_key
+from swiftlet_serve.http.gates import CORS_EXPOSED
 from swiftlet_serve.telemetry.request_stats import MAX_RECENT, ModelStats, RequestStats
 from swiftlet_serve.telemetry.snapshot import QueueState, Snapshot
 from tests.support.apps import TASKS
-from tests.support.browsing import locate, visiting
+from tests.support.browsing import locate, visit, visiting
 from tests.support.fakes import PATIENCE_S
 from tests.support.processes import serving
 from tests.support.tiers import first
@@ -379,11 +379,11 @@ def test_page_reports_an_unreachable_server(browser, server):
 
 
 @in_a_browser
-def test_page_asks_for_the_api_key_and_does_not_store_it(browser, artifact_dir, tmp_path):
+def test_page_asks_for_the_api_key_and_does_not_store_it(english, artifact_dir, tmp_path):
     key, line = make_key("alice")
     (tmp_path / "keys").write_text(line)
     options = "--api-keys-file", str(tmp_path / "keys")
-    with serving(artifact_dir, *options) as server, visiting(browser, server.url) as page:
+    with serving(artifact_dir, *options) as server, visit(english, server.url) as page:
         expect(page.locator("#key")).to_be_focused()
         expect(page.locator("#served")).to_be_hidden()
         expect(page.locator("#error")).to_be_hidden()

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.http.playground.test_playground import ask, in_a_browser, result
 from tests.support.artifacts import HEADS, make_artifact, reseal
-from tests.support.browsing import visiting
+from tests.support.browsing import tab, visit, visiting
 from tests.support.processes import Process
 from tests.support.tiers import first
 
@@ -38,9 +38,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
     return ",".join(map(str, [*paths, *(make_artifact(directory, task).path for task in HEADS if task != "classify")]))
 
 
+@pytest.fixture(scope="module")
+def own_tab(browser: Browser) -> Iterator[Page]:
+    with tab(browser, locale="ko-KR") as page:
+        yield page
+
+
 @pytest.fixture
-def korean(browser: Browser, server: Process) -> Iterator[Page]:
-    with visiting(browser, server.url, locale="ko-KR") as page:
+def korean(own_tab: Page, server: Process) -> Iterator[Page]:
+    with visit(own_tab, server.url) as page:
         page.locator("#served").wait_for()
         yield page
 
@@ -168,8 +174,8 @@ def test_unfolded_page_with_a_notice_is_accessible(scheme: Any, width: int, brow
 
 
 @pytest.mark.parametrize("place", ["#form-classify .about", "#panel-classify .problem", "#key-form .buttons"])
-def test_boxes_and_buttons_have_space_around_them(place: str, browser: Browser, server: Process) -> None:
-    with visiting(browser, server.url) as page:
+def test_boxes_and_buttons_have_space_around_them(place: str, english: Page, server: Process) -> None:
+    with visit(english, server.url) as page:
         page.locator("#served").wait_for()
         ask(page, "classify", text=" ")
         page.evaluate("document.getElementById('key-form').hidden = false")

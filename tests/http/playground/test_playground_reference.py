@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 from swiftlet_serve.http.gate.api_keys import make_key
 from tests.http.playground.test_playground import in_a_browser
 from tests.support.artifacts import HEADS, make_artifact
-from tests.support.browsing import visiting
+from tests.support.browsing import visit, visiting
 from tests.support.processes import Process, serving
 from tests.support.tiers import first
 
@@ -38,8 +38,8 @@ def download(page: Page) -> Any:
     return json.loads(Path(found.value.path()).read_text("utf-8"))
 
 
-def test_reference_describes_every_route(browser: Browser, server: Process) -> None:
-    with visiting(browser, server.url) as page:
+def test_reference_describes_every_route(english: Page, server: Process) -> None:
+    with visit(english, server.url) as page:
         reference = open_reference(page)
         document = download(page)
         expected = [f"{method.upper()} {path}" for path, all_ in document["paths"].items() for method in all_]
@@ -62,8 +62,8 @@ def test_reference_describes_every_route(browser: Browser, server: Process) -> N
         expect(classify).to_contain_text("Unprocessable content")
 
 
-def test_reference_has_an_address_for_each_route(browser: Browser, server: Process) -> None:
-    with visiting(browser, f"{server.url}/#api-qa-post") as page:
+def test_reference_has_an_address_for_each_route(english: Page, server: Process) -> None:
+    with visit(english, f"{server.url}/#api-qa-post") as page:
         expect(page.locator("#api-qa-post")).to_be_in_viewport()
         expect(page.locator("#api-qa-post")).to_be_focused()
         expect(page.locator("#served")).to_be_hidden()
@@ -77,11 +77,11 @@ def test_reference_has_an_address_for_each_route(browser: Browser, server: Proce
         expect(page.locator("#served")).to_be_visible()
 
 
-def test_reference_works_with_api_keys(browser: Browser, models: str, tmp_path: Path) -> None:
+def test_reference_works_with_api_keys(english: Page, models: str, tmp_path: Path) -> None:
     key, line = make_key("alice")
     (tmp_path / "keys").write_text(line)
     options = "--models", models, "--api-keys-file", str(tmp_path / "keys")
-    with serving(tmp_path, *options) as server, visiting(browser, f"{server.url}/#api") as page:
+    with serving(tmp_path, *options) as server, visit(english, f"{server.url}/#api") as page:
         expect(page.locator("#key")).to_be_focused()
         expect(page.locator("#reference")).to_be_hidden()
         page.keyboard.type(key)

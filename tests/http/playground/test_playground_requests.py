@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Page, expect
 from swiftlet_serve.http.gate.api_keys import make_key
 from tests.http.playground.test_playground import ask, in_a_browser, result
 from tests.support.artifacts import make_artifact
-from tests.support.browsing import visiting
+from tests.support.browsing import visit, visiting
 from tests.support.fakes import PATIENCE_S
 from tests.support.processes import Process, serving
 from tests.support.tiers import first
@@ -98,11 +98,11 @@ def test_code_has_the_parameters_as_values_of_the_language(opened: Page) -> None
     assert '"return_tokens": True' in opened.locator("#panel-score .code pre").inner_text()
 
 
-def test_code_names_a_variable_in_place_of_the_api_key(browser: Browser, models: str, tmp_path: Path) -> None:
+def test_code_names_a_variable_in_place_of_the_api_key(english: Page, models: str, tmp_path: Path) -> None:
     key, line = make_key("alice")
     (tmp_path / "keys").write_text(line)
     options = "--models", models, "--api-keys-file", str(tmp_path / "keys")
-    with serving(tmp_path, *options) as server, visiting(browser, server.url) as page:
+    with serving(tmp_path, *options) as server, visit(english, server.url) as page:
         page.locator("#key").fill(key)
         page.keyboard.press("Enter")
         answer = ask(page, "classify", text="fine").json()
