@@ -39,7 +39,10 @@ def test_a_path_may_look_like_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "reason"),
     [
-        ("./mine:size=3", "'size' is not an option of a model. The options are task, name, pooling, precision."),
+        (
+            "./mine:size=3",
+            "'size' is not an option of a model. The options are task, name, pooling, precision, adapter.",
+        ),
         ("./mine:task=", "The option task of a model has no value."),
         ("./mine:task=translate", "There is no task 'translate'. The tasks are classify, embed,"),
         ("./mine:name=A b", "'A b' is not a valid name"),

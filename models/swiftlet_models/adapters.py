@@ -95,6 +95,7 @@ class Adapter:
     origin: Mapping[str, Any]  # of the base, for the manifest
     config: Mapping[str, Any]  # adapter_config.json
     whole: set[str] = field(default_factory=set)  # the tensors of the base that it replaces, once it was opened
+    is_merged: bool = False  # whether it is wanted in its base, also if it could stay apart
 
     @property
     def tokenizer(self) -> Path:
@@ -126,10 +127,12 @@ class Adapter:
         return settings
 
     def obstacle(self, traits: Traits, weights: Weights, names: Mapping[str, str]) -> str | None:
-        """Returns why it cannot stay apart from its base: a clause. None if it can, or if it changes no encoder.
+        """Returns why it does not stay apart from its base: a clause. None if it does, or if it changes no encoder.
 
         `weights` are those of the network, and `names` are those of their tensors.
         """
+        if self.is_merged:
+            return "this was asked for"
         for setting in ("use_dora", "fan_in_fan_out"):
             if self.config.get(setting):
                 return f"{setting} is set"

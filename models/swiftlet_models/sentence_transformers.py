@@ -123,9 +123,9 @@ def read_encoder(directory: Path, pooling: PoolingOption | None = None) -> Sente
     if vector_forms.is_stanford(directory):
         return _stanford(directory)
     modules = read_modules(directory)
-    query_weights = None
+    query_weights = default_route = None
     if modules[0][0] == "Router" and len(modules) == 1:
-        query_weights, modules = _routes(modules[0][1])
+        query_weights, default_route, modules = _routes(modules[0][1])
     kinds = [kind for kind, _ in modules]
     if kinds in (["Transformer", "SpladePooling"], ["MLMTransformer", "SpladePooling"]):
         prompts, default = read_prompts(directory)
@@ -133,6 +133,13 @@ def read_encoder(directory: Path, pooling: PoolingOption | None = None) -> Sente
         _check_settings(directory, checkpoint)
         if query_weights is not None:
             sparse, prompts = replace(sparse, static_query=True), {"query": "", "document": "", **prompts}
+            if default_route == "query":  # of texts whose kind a request does not name
+                if default not in (None, "query"):
+                    raise ConversionError(
+                        f"{ROUTER}: texts are queries by default, and {SETTINGS} has another default prompt, which is "
+                        "not supported. Remove default_prompt_name."
+                    )
+                default = "query"
         embedding = replace(vector_forms.SPLADE, sparse=sparse, prompts=prompts, default_prompt=default)
         return SentenceEncoder(checkpoint, embedding, _max_tokens(checkpoint), query_weights=query_weights)
     if kinds[:2] == ["Transformer", "Dense"] and {*kinds[1:]} == {"Dense"}:
@@ -173,11 +180,11 @@ def read_encoder(directory: Path, pooling: PoolingOption | None = None) -> Sente
     return _with_heads(SentenceEncoder(checkpoint, embedding, _max_tokens(checkpoint), parameters))
 
 
-def _routes(directory: Path) -> tuple[NDArray[np.float32], list[tuple[str, Path]]]:
-    """Reads a Router: the weights of a query's tokens (V,), and the modules of documents.
+def _routes(directory: Path) -> tuple[NDArray[np.float32], str | None, list[tuple[str, Path]]]:
+    """Reads a Router: the weights of a query's tokens (V,), the default route, and the modules of documents.
 
     Raises:
-        ConversionError: the queries have other modules than SparseStaticEmbedding.
+        ConversionError: the queries have other modules than SparseStaticEmbedding, or the routes other names.
     """
     config = read_object(directory / ROUTER)
     types, structure = config.get("types"), config.get("structure")
@@ -194,11 +201,15 @@ def _routes(directory: Path) -> tuple[NDArray[np.float32], list[tuple[str, Path]
         raise ConversionError(
             f"{ROUTER}: only a Router with SparseStaticEmbedding for queries, and modules for documents, is supported."
         )
+    settings = config.get("parameters") or {}
+    default = settings.get("default_route") if isinstance(settings, dict) else False
+    if default not in (None, "query", "document") or settings.get("route_mappings"):
+        raise ConversionError(f"{ROUTER}: only query and document are supported as routes. Remove route_mappings.")
     with open_tensors(queries[0][1]) as tensors:
         weights = tensors.get("weight")
         if weights is None or len(weights.shape) != 1 or weights.dtype.kind != "f" or not is_finite(weights):
             raise ConversionError("the module SparseStaticEmbedding has no weights of tokens.")
-        return np.asarray(weights, np.float32), routes["document"]
+        return np.asarray(weights, np.float32), default, routes["document"]
 
 
 def _with_heads(encoder: SentenceEncoder) -> SentenceEncoder:

@@ -19,9 +19,13 @@ from swiftlet_models.checkpoint_tensors import ConversionError
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import Unprocessable
 from swiftlet_serve.inference.loading import load_model
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.offline import probe
 from swiftlet_serve.offline.evaluate import respond
 from swiftlet_serve.offline.import_checkpoint import import_checkpoint
+from swiftlet_serve.settings import Settings
+from swiftlet_serve.telemetry.request_record import RequestRecord
+from tests.support.fakes import soon
 from tests.support.sentence_checkpoints import edit, save_masked_lm
 
 TEXTS: Final = ["A warm film.", "the the THE film", "서울의 봄은 짧다.", "emoji 😀", "long words " * 60, "[SEP] no"]
@@ -75,6 +79,39 @@ def test_queries_and_documents_have_the_vectors_of_the_sparse_encoder(source: Pa
     ):
         for one, other in zip(found, weights_of(expected), strict=True):
             assert dict(zip(one["indices"], one["values"], strict=True)) == pytest.approx(other, abs=1e-5)
+
+
+def test_default_route_is_that_of_a_text_without_a_prompt(source: Path) -> None:
+    router = source / "router_config.json"
+    config = json.loads(router.read_text("utf-8"))
+    edit(router, parameters=config["parameters"] | {"default_route": "query"})
+    model = SparseEncoder(str(source), device="cpu")
+    model[0].sub_modules["query"][0].tokenizer.split_special_tokens = True
+    loaded = load_model(imported(source).path, "onnx_cpu")
+    bodies = [{"inputs": TEXTS, "parameters": {"prompt_name": name}} for name in (None, "query", "document")]
+    default, queries, documents = respond(loaded, bodies)
+    assert default == queries != documents
+    for one, other in zip(default, weights_of(model.encode(TEXTS)), strict=True):
+        assert dict(zip(one["indices"], one["values"], strict=True)) == pytest.approx(other, abs=1e-5)
+    edit(source / "config_sentence_transformers.json", prompts={"other": "x "}, default_prompt_name="other")
+    with pytest.raises(ConversionError, match="has another default prompt"):
+        imported(source)
+
+
+async def test_tokens_of_a_query_count(source: Path) -> None:
+    """Those that the table read: special tokens are not among them."""
+    runtime = LocalRuntime.load(Settings(models=(str(imported(source).path),), engine="onnx_cpu", cores=1))
+    pipeline, counts = runtime.pipelines["m"], {}
+    try:
+        for name in ("query", "document"):
+            record = RequestRecord(model="m")
+            body = pipeline.model.task.Request(inputs=[QUERY, QUERY], parameters={"prompt_name": name})
+            await pipeline.answer(body, soon(), record=record)
+            counts[name] = record.tokens, record.input_tokens, record.accepted
+    finally:
+        await runtime.close()
+    assert counts["query"] == (20, 20, True)
+    assert counts["document"] == (24, 24, True)
 
 
 def test_network_may_lie_beside_the_router(source: Path) -> None:
@@ -135,6 +172,8 @@ def test_bad_requests_and_routers_are_refused(source: Path) -> None:
         ({"structure": {"query": ["../other"]}}, "does not list modules with a type and a path"),
         ({"structure": {"query": [query], "document": [query]}}, r"SparseStaticEmbedding is not supported"),
         ({"types": None}, "does not list modules"),
+        ({"parameters": {"default_route": "third"}}, "only query and document are supported as routes"),
+        ({"parameters": {"route_mappings": {"('a', None)": "query"}}}, "Remove route_mappings"),
     ):
         edit(router, **config | change)
         with pytest.raises(ConversionError, match=reason):

@@ -36,6 +36,7 @@ class Config(standard.RotaryConfig):
     rope_theta: Theta = 1000000.0
     rms_norm_eps: float = 1e-6
     attention_bias: bool = False
+    is_causal: bool = True  # false: tokens attend in both directions
 
     def traits(self) -> Traits:
         return replace(
@@ -46,7 +47,7 @@ class Config(standard.RotaryConfig):
             norm_position="before",
             key_heads=self.num_key_value_heads,
             head_norm=True,
-            causal=True,
+            causal=self.is_causal,
             attention=self.rotated,
         )
 

@@ -46,6 +46,7 @@ from swiftlet_models.artifact.manifest import SIGNATURE as SIGNATURE
 from swiftlet_models.artifact.manifest import TOKENIZER as TOKENIZER
 from swiftlet_models.artifact.manifest import UNLISTED as UNLISTED
 from swiftlet_models.artifact.manifest import WEIGHTS as WEIGHTS
+from swiftlet_models.artifact.manifest import AdapterForm as AdapterForm
 from swiftlet_models.artifact.manifest import Decisions as Decisions
 from swiftlet_models.artifact.manifest import Dense as Dense
 from swiftlet_models.artifact.manifest import Embedding as Embedding

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import click
 
-from swiftlet_models.artifact import PoolingOption, Precision
+from swiftlet_models.artifact import AdapterForm, PoolingOption, Precision
 from swiftlet_serve import tasks
 from swiftlet_serve.cli.options import DataFile, Directory, Number
 from swiftlet_serve.cli.progress import advance, note
@@ -46,6 +46,13 @@ from swiftlet_serve.cli.progress import advance, note
 @click.option("--keep-fp32", is_flag=True, help="Add the fp32 weights, for the torch engine.")
 @click.option(
     "--pooling", type=click.Choice(get_args(PoolingOption)), help="Pooling of a transformers encoder, to embed."
+)
+@click.option(
+    "--adapter",
+    "adapter_form",
+    type=click.Choice(get_args(AdapterForm)),
+    help="Whether an adapter of PEFT stays apart, to share its base with others, or is merged, which is faster alone. "
+    "Default: apart, if it can be.",
 )
 @click.option(
     "--language",

@@ -37,9 +37,12 @@ class Evaluator(evaluation.Evaluator):
         return [self._body(text.text) for text in texts]
 
     def _body(self, inputs: Any) -> dict[str, Any]:
-        """Returns a request for all outputs of the model."""
-        outputs = self._task.embedding.outputs
-        return {"inputs": inputs} | ({"parameters": {"output": list(outputs)}} if len(outputs) > 1 else {})
+        """Returns a request for all outputs of the model, which its network computes."""
+        about = self._task.embedding
+        parameters: dict[str, Any] = {"output": list(about.outputs)} if len(about.outputs) > 1 else {}
+        if about.sparse is not None and about.sparse.static_query:
+            parameters["prompt_name"] = "document"
+        return {"inputs": inputs} | ({"parameters": parameters} if parameters else {})
 
     def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
         for pair in datasets.similar(data)[skip:stop]:

@@ -44,7 +44,7 @@ RETRY_S: Final = 0.05
 MAX_FILE_DEPTH: Final = 2  # of a checkpoint: modules of sentence-transformers are directories
 OPTION: Final = re.compile(r"--(special-token|pair-separator|accept-tokenizer|label)\b")  # of an import alone
 # Of an import, and of a model to serve: --task qa is :task=qa there.
-FOR_SERVE: Final = re.compile(r"--(task|pooling|precision|name)\b(?: ([a-z]+(?:-[a-z]+)*)(?=[:.,]))?")
+FOR_SERVE: Final = re.compile(r"--(task|pooling|precision|adapter|name)\b(?: ([a-z]+(?:-[a-z]+)*)(?=[:.,]))?")
 # Beginnings of names that no import reads.
 SKIPPED: Final = (".git", ".cache", "openvino", "checkpoint-", *TRAINING_STATE)
 

@@ -13,14 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from swiftlet_models.artifact import MAX_NAME, NAME, NAME_RULE, PoolingOption, Precision
+from swiftlet_models.artifact import MAX_NAME, NAME, NAME_RULE, AdapterForm, PoolingOption, Precision
 from swiftlet_models.regular_file import check_regular
 from swiftlet_models.sources import HUB_NAME
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError
 
-OPTIONS: Final = ("task", "name", "pooling", "precision")
-CHOICES: Final = {"pooling": get_args(PoolingOption), "precision": get_args(Precision)}
+OPTIONS: Final = ("task", "name", "pooling", "precision", "adapter")
+CHOICES: Final = {
+    "pooling": get_args(PoolingOption),
+    "precision": get_args(Precision),
+    "adapter": get_args(AdapterForm),
+}
 WORD: Final = re.compile(r"(?P<source>.+?)(?::(?P<options>[a-z_]+=[^=,]*(?:,[a-z_]+=[^=,]*)*))?", re.DOTALL)
 
 

@@ -221,6 +221,8 @@ class Pipeline:
                 keeps = kept_rows is not None and any(sequence.kept for sequence in read)
                 submit = kept_rows.submit if kept_rows is not None and keeps else self._scheduler.submit
                 rows = submit([each for each in read if not each.looked_up], deadline, priority, record)
+                if record is not None:
+                    record.tokens += sum([len(each.input_ids) for each in read if each.looked_up])
                 computed = iter(await _gather(rows, () if len(inputs) == 1 else Internal))
                 outcomes = [NO_ROW if each.looked_up else next(computed) for each in read]
                 return await self._decode(inputs, sequences, outcomes, record)

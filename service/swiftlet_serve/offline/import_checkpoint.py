@@ -24,6 +24,7 @@ from swiftlet_models.artifact import (
     LANGUAGE,
     NAME,
     NAME_RULE,
+    AdapterForm,
     Artifact,
     Embedding,
     Manifest,
@@ -68,6 +69,7 @@ def import_checkpoint(
     max_loss: float,
     keep_fp32: bool = False,
     pooling: PoolingOption | None = None,
+    adapter_form: AdapterForm | None = None,
     languages: Sequence[str] = (),
     strict: bool = False,
     accept_tokenizer: bool = False,
@@ -83,7 +85,8 @@ def import_checkpoint(
     model. A directory of sentence-transformers has its own. `strict` refuses a network that int8 hurts, instead of
     writing it in fp32. `languages` are BCP 47 tags. Default: the tags of the checkpoint's model card.
     `accept_tokenizer` leaves out the check of the tokenizer on built-in texts. Texts may contain `special_tokens`.
-    GLiNER finds `labels` for requests that name none. `pair_separator` is a token between the two texts of a pair, for
+    GLiNER finds `labels` for requests that name none. `adapter_form` says whether an adapter is merged into its base;
+    default: if it cannot stay apart. `pair_separator` is a token between the two texts of a pair, for
     a tokenizer that puts no token there; empty: nothing.
 
     Returns the artifact and the names of the ignored tensors.
@@ -102,6 +105,10 @@ def import_checkpoint(
         raise SetupError(refusal)
     directory = as_transformers(directory, report)
     adapter = checkpoint_files.find_adapter(directory)
+    if adapter_form and adapter is None:
+        raise SetupError("Only an adapter of PEFT has a use for --adapter. Leave it out.")
+    if adapter:
+        adapter = replace(adapter, is_merged=adapter_form == "merged")
     if task is None:
         task = "embed" if pooling else infer_task(directory, source, adapter.settings if adapter else None)
         report(f"the task is {task}")

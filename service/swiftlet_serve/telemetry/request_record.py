@@ -56,7 +56,7 @@ class RequestRecord:
     stages: dict[Stage, Span] = field(default_factory=dict)  # of several sequences, the slowest counts
     characters: int = 0  # of all inputs
     sequences: int = 0
-    tokens: int = 0  # of all sequences, as the network reads them
+    tokens: int = 0  # of all sequences, as the network reads them, or the table of queries
     kept_tokens: int = 0  # of further sequences, whose rows earlier requests had computed
     left_out: int = 0  # tokens of all sequences that were cut off, beyond the model's limit
     truncated: tuple[str, ...] = ()  # JSON Pointers of the texts that were cut, in our own request
