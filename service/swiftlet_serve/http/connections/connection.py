@@ -49,6 +49,8 @@ CLOSE: Final = (b"connection", b"close")
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 WRITE_BYTES: Final = 1 << 17
 """Most bytes of a response that one iteration of the event loop writes: the kernel takes 0.1 ms to copy them."""
+COPIED_BYTES: Final = 1 << 12
+"""Most bytes of a part that is copied behind the head, which takes less time than a second write."""
 STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
@@ -368,7 +370,10 @@ class Connection(asyncio.Protocol):
 
     def _write_part(self, head: bytes = b"") -> None:
         part, self._unsent = self._unsent[:WRITE_BYTES], self._unsent[WRITE_BYTES:]
-        self.transport.write(head + part)
+        if len(part) > COPIED_BYTES and head:
+            self.transport.write(head)
+            head = b""
+        self.transport.write(head + part if head else part)
 
     def _go_on_writing(self) -> None:
         """Schedules the next part of the response. After the last one, the response is complete."""
