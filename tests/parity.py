@@ -62,7 +62,10 @@ SHAPES: Final = {
     **{name: Shape(name, settings | OTHERS.get(name, {})) for name, settings in CONFIGS.items()},
     "xlm_roberta": Shape("xlm_roberta", CONFIGS["roberta"]),
     "camembert": Shape("camembert", CONFIGS["roberta"]),
-    **{name: Shape(name, {**_IDS, "tie_word_embeddings": True, **STANDARD[name]}) for name in ("eurobert", "qwen3")},
+    **{
+        name: Shape(name, {**_IDS, "tie_word_embeddings": True, **STANDARD[name]})
+        for name in ("eurobert", "qwen2", "qwen3")
+    },
     **{name: Shape(name, {**_IDS, **STANDARD["gte"]}) for name in ("gte", "jina_embeddings_v3", "nomic_bert")},
 }
 CAUSAL_TASKS: Final[tuple[Task, ...]] = ("classify", "qa", "score")
@@ -71,7 +74,7 @@ NO_QUESTIONS: Final = ("eurobert", "gte", "nomic_bert")  # transformers has no c
 CASES: Final = [
     (name, task)
     for name in sorted(SHAPES)
-    for task in (CAUSAL_TASKS if name in ("gpt2", "qwen3") else ENCODER_TASKS)
+    for task in (CAUSAL_TASKS if name in ("gpt2", "qwen2", "qwen3") else ENCODER_TASKS)
     if task != "qa" or name not in NO_QUESTIONS
 ]
 

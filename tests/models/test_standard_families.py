@@ -72,6 +72,8 @@ _T5: Final = _IDS | {
 SHAPES: Final = {
     "qwen3": Shape("qwen3", _RMS | _ANGLES | {"num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True}),
     "qwen3-biases": Shape("qwen3", _RMS | {"num_key_value_heads": 4, "head_dim": 8, "attention_bias": True}),
+    "qwen2": Shape("qwen2", _RMS | _ANGLES | {"num_key_value_heads": 2, "tie_word_embeddings": True}),
+    "qwen2-both-ways": Shape("qwen2", _RMS | {"num_key_value_heads": 4, "is_causal": False}),
     "eurobert": Shape("eurobert", _RMS | _ANGLES | {"tie_word_embeddings": True}),
     "eurobert-mean": Shape(
         "eurobert",
@@ -90,14 +92,15 @@ CASES: Final[tuple[tuple[str, Task], ...]] = (
     *((name, "classify") for name in SHAPES),
     *((name, "entities") for name in ("eurobert", "nomic", "gte", "jina")),
     *((name, "fill-mask") for name in ("eurobert", "eurobert-mean", "nomic", "gte", "jina")),
-    *((name, "qa") for name in ("qwen3", "jina")),
+    *((name, "qa") for name in ("qwen3", "qwen2", "jina")),
     ("qwen3", "score"),
+    ("qwen2", "score"),
 )
 
 
 def batch_for(name: str, task: Task) -> Any:
     batch = rows(task, [64, 1, 2, 17, 63], VOCABULARY)
-    if name.startswith("qwen3") and task == "classify":  # a causal network is read at the last token
+    if name.startswith("qwen") and task == "classify":  # a causal network is read at the last token
         batch.focus[:] = torch.arange(5) * 64 + batch.lengths - 1
     return batch
 
@@ -121,6 +124,7 @@ ENCODERS: Final[Mapping[str, tuple[Any, Mapping[str, Any]]]] = {
     "t5": (transformers.T5Config, _T5),
     "t5-gated": (transformers.T5Config, _T5 | {"feed_forward_proj": "gated-gelu", "relative_attention_num_buckets": 8}),
     "qwen3": (transformers.Qwen3Config, SHAPES["qwen3"].settings),
+    "qwen2": (transformers.Qwen2Config, SHAPES["qwen2"].settings),
 }
 
 
@@ -190,6 +194,7 @@ _YARN: Final = {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}
         ("gemma", {"rope_parameters": {"full_attention": {"factor": 8.0}}}, "rope_type or a setting"),
         ("gemma", {"sliding_window": 0}, "sliding_window has an invalid value"),
         ("gemma", {"max_position_embeddings": 131072}, "max_position_embeddings has an invalid value"),
+        ("qwen2", {"auto_map": {}}, "Set is_causal to false if it does"),
         ("qwen3", {"use_sliding_window": True}, "use_sliding_window True is not supported"),
         ("qwen3", {"layer_types": ["sliding_attention"] * 4}, "layer_types is not supported"),
         ("qwen3", {"layer_types": 3}, "layer_types is not supported"),

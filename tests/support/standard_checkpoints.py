@@ -83,6 +83,13 @@ MODELS: Final[Mapping[str, tuple[Callable[[Sequence[str]], Any], Any, Mapping[st
         "mean",
         2,
     ),
+    "qwen2": (
+        _qwen,
+        transformers.Qwen2Config,
+        _SIZES | {"num_key_value_heads": 1, "tie_word_embeddings": True},
+        "lasttoken",
+        0,
+    ),
     "qwen3": (
         _qwen,
         transformers.Qwen3Config,
