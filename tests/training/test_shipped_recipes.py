@@ -102,7 +102,9 @@ def test_shipped_recipes_name_the_licences_of_their_data(shipped):
     sources |= {"nli/snli": "SNLI", "nli/mnli": "MultiNLI", "nli/fever": "FEVER", "nli/conjnli": "ConjNLI"}
     sources |= {"nli/counterfactual_snli": "Counterfactual SNLI", "retrieval/wikiqa": "WikiQA"}
     sources |= {"ner/broad_twitter": "Broad Twitter Corpus", "ner/crossner": "CrossNER", "ner/wnut17": "WNUT 17"}
+    sources |= {"ner/spacy_": "spaCy"}
     sources |= {
+        "labels/dbpedia14": "DBpedia",
         "labels/clinc150": "CLINC150",
         "labels/hwu64": "HWU64",
         "labels/snips": "Snips",

@@ -87,7 +87,8 @@ def finetune(
     mean of two teachers' predictions if the recipe asks for both.
 
     If the task is trained several times, each further training has a folder of the directory. The model gets the mean
-    of their parameters, and is trained for a few more steps if the recipe asks for these.
+    of their parameters, with those where they started if the recipe says so, and is trained for a few more steps if it
+    asks for these.
 
     Raises:
         RecipeError: a directory holds another run, the teacher cannot read the student's input, or a label is too rare
@@ -105,7 +106,7 @@ def finetune(
             recipe, training, pretrained, initial_model, tokenizer, data, own, teachers_run=run
         )
         models.append(model)
-    model = average(models)
+    model = average([*models, pretrained] if work.averaged_with_init else models)
     if work.steps_after_averaging:
         own = _run_within(run, averaged_directory(directory, len(models)), "after averaging")
         _train_average(model, examples, logits, trainings[-1], work.steps_after_averaging, recipe.seed, own)

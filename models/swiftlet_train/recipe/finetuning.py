@@ -151,6 +151,9 @@ class Finetuning(Optimisation):
     init_from: str = field(default="", kw_only=True)
     """The artifact of this recipe whose training this one continues. It has the same task, method and labels, unless
     both make vectors, and continues no other itself."""
+    averaged_with_init: bool = field(default=False, kw_only=True)
+    """The artifact gets the mean of this training's parameters and of those of `init_from`, where it started
+    (Wortsman et al. 2021, arXiv:2109.01903)."""
     distillation: Distillation | None = field(default=None, kw_only=True)
     seed: int | None = field(default=None, kw_only=True)
     """The seed for the order of the examples; by default the recipe's."""
@@ -274,6 +277,8 @@ class Finetuning(Optimisation):
             raise RecipeError("also_evaluate must be a list of files with different names.")
         if self.seed is not None and self.seed < 0:
             raise RecipeError("seed must be at least 0.")
+        if self.averaged_with_init and not self.init_from:
+            raise RecipeError("averaged_with_init needs init_from.")
         if self.steps_after_averaging < 0 or (self.steps_after_averaging and not self.averaged_with):
             raise RecipeError("steps_after_averaging must be at least 0, and needs averaged_with.")
         trainings = self.trainings()  # checks the values of each
@@ -282,7 +287,9 @@ class Finetuning(Optimisation):
 
     def trainings(self) -> list[Finetuning]:
         """Returns the trainings whose parameters are averaged, this one first."""
-        first = replace(self, averaged_with=(), steps_after_averaging=0) if self.averaged_with else self
+        first = self
+        if self.averaged_with or self.averaged_with_init:
+            first = replace(self, averaged_with=(), averaged_with_init=False, steps_after_averaging=0)
         return [first, *(replace(first, **variant.changes()) for variant in self.averaged_with)]
 
     def _can_label(self) -> bool:

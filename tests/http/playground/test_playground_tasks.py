@@ -1,4 +1,4 @@
-"""The panels of the tasks that no bundled model serves, in a browser."""
+"""The panels of entities, of labels by name, vectors, ranks and likelihoods, in a browser."""
 
 from __future__ import annotations
 

@@ -330,6 +330,20 @@ def test_a_fine_tuning_that_continues_another_starts_with_its_encoder_and_head(
     assert same_state(untrained, finished)
 
 
+def test_a_fine_tuning_is_averaged_with_the_one_that_it_continues(folder, tokenizer, tmp_path):
+    plan = recipe(distillation=None)
+    more = replace(plan.finetuning["work"], init_from="work")
+    works = {"work": plan.finetuning["work"], "more": more, "mean": replace(more, averaged_with_init=True)}
+    plan = replace(plan, finetuning=works)
+    started = finetune(plan, "work", make_pretrained(tokenizer), tokenizer, folder, tmp_path / "work", SILENT)
+    ended = finetune(plan, "more", started, tokenizer, folder, tmp_path / "more", SILENT)
+    mean = finetune(plan, "mean", started, tokenizer, folder, tmp_path / "more", SILENT)  # the same run
+
+    assert not same_state(started, ended)
+    for name, value in mean.state_dict().items():
+        torch.testing.assert_close(value, (started.state_dict()[name] + ended.state_dict()[name]) / 2)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -243,6 +243,7 @@ def test_read_recipe_reads_the_distillation_table(tmp_path):
             ('task = "qa"', 'task = "fill-mask"\naveraged_with = [{ seed = 2 }]'),
             "averaged_with need a task like classify, qa or entities, not fill-mask",
         ),
+        (("licences = []", "licences = []\naveraged_with_init = true"), "averaged_with_init needs init_from"),
         (("licences = []", 'licences = []\ninit_from = "r"'), "r cannot continue 'r'"),
         (("hard_label_weight = 0.25", "soft = 1"), "unknown field 'soft' in distillation"),
         (
