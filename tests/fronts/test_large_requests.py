@@ -14,12 +14,13 @@ from swiftlet_serve.errors import DeadlineExceeded, Internal
 from swiftlet_serve.fronts import messages
 from swiftlet_serve.fronts.front_requests import FrontRequests
 from swiftlet_serve.fronts.messages import HEADER, MOST, MOST_NUMBERS, Kind
-from swiftlet_serve.fronts.remote_scheduling import CoordinatorRequests
+from swiftlet_serve.fronts.remote_scheduling import CoordinatorRequests, RemoteRateLimiter
 from swiftlet_serve.inference.loading import load_model
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from swiftlet_serve.telemetry.request_stats import RequestStats
+from swiftlet_serve.types import codec
 
 MANY = 2 * MOST + 3
 LATER = 1e12
@@ -110,3 +111,26 @@ def test_few_long_sequences_and_rows_go_one_by_one():
 
     assert [messages.pack_submission(1, submission, start)[1] for start in range(3)] == [1, 2, 3]
     assert [messages.pack_result(1, outcomes, RequestRecord(), start)[1] for start in range(3)] == [1, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("count", "kinds"), [(MANY, [Kind.PART, Kind.PART, Kind.CHARGE, Kind.CANCEL]), (3, [Kind.SUBMIT, Kind.CANCEL])]
+)
+async def test_a_request_whose_caller_goes_is_charged_once(count, kinds):
+    """The coordinator charges what is submitted, and the front what is not."""
+    sent: list[bytes] = []
+    front = CoordinatorRequests(sent.append, RequestStats(), RemoteRateLimiter(lambda client, requests: None))
+    for row in front.submit(0, sequences(count), LATER, "interactive", RequestRecord()):
+        row.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+    assert [HEADER.unpack_from(message)[1] for message in sent] == kinds
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(3, np.int32), np.zeros(2, np.int64)])
+def test_sequences_with_other_arrays_are_not_packed(wrong):
+    encoding = Encoding(np.zeros(3, np.int64), wrong, np.zeros(1, np.int64))
+
+    with pytest.raises(ValueError, match="as many int64 as its tokens"):
+        codec.pack_sequences([encoding])

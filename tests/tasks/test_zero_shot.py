@@ -333,6 +333,7 @@ def test_embedding_model_uses_a_template_of_the_request_only(embedder: Any, toke
         ("play_music", "play music"),
         ("iPhone", "iphone"),
         ("___", "___"),
+        (" _ ", "_"),
         ("when? PlayMusic", "when? play music"),
     ],
 )

@@ -127,13 +127,14 @@ def _no_load() -> NoReturn:
 class WaitingRequest:
     """A submitted request, until its result is there."""
 
-    __slots__ = ("accepted", "received", "record", "rows", "tokens")
+    __slots__ = ("accepted", "received", "record", "rows", "tokens", "unsent")
 
-    def __init__(self, rows: list[asyncio.Future[Row]], record: RequestRecord | None, tokens: int) -> None:
+    def __init__(self, rows: list[asyncio.Future[Row]], record: RequestRecord | None, submission: Submission) -> None:
         self.rows = rows
+        self.unsent: Submission | None = submission  # until its last part is sent
         self.received = 0  # outcomes of rows
         self.record = record
-        self.tokens = tokens
+        self.tokens = sum([len(encoding.input_ids) for encoding in submission.encodings])
         self.accepted = False
 
 
@@ -182,20 +183,23 @@ class CoordinatorRequests:
         is_further = record is not None and record.charged
         if record is not None:
             record.charged = True
-        tokens = sum([len(encoding.input_ids) for encoding in encodings])
-        self._waiting[number] = WaitingRequest(rows, record, tokens)
-        self._send_from(number, Submission(model, list(encodings), deadline, priority, client, is_further), 0)
+        submission = Submission(model, list(encodings), deadline, priority, client, is_further)
+        self._waiting[number] = WaitingRequest(rows, record, submission)
+        self._send_from(number, 0)
         rows[-1].add_done_callback(partial(self._on_done, number))  # a caller cancels all rows of a request, or none
         return rows
 
-    def _send_from(self, number: int, submission: Submission, start: int) -> None:
+    def _send_from(self, number: int, start: int) -> None:
         """Sends the sequences of a request from `start` on, a part in each iteration, unless its caller has gone."""
-        if number not in self._waiting:
+        request = self._waiting.get(number)
+        if request is None or request.unsent is None:
             return
-        message, end = messages.pack_submission(number, submission, start)
+        message, end = messages.pack_submission(number, request.unsent, start)
         self._send(message)
-        if end < len(submission.encodings):
-            asyncio.get_running_loop().call_soon(self._send_from, number, submission, end)
+        if end < len(request.unsent.encodings):
+            asyncio.get_running_loop().call_soon(self._send_from, number, end)
+        else:
+            request.unsent = None
 
     def charge(self, client: str, requests: int = 1) -> None:
         """Counts a request that was never submitted, or those of a batch, for their client's rate limit."""
@@ -254,9 +258,14 @@ class CoordinatorRequests:
                 self._stats.accept(request.record)
 
     def _on_done(self, number: int, _: object) -> None:
-        """Cancels a request whose caller has gone."""
-        if self._waiting.pop(number, None) is not None:
-            self._send(messages.pack(Kind.CANCEL, number))
+        """Cancels a request whose caller has gone. The coordinator counts only requests that were submitted whole."""
+        request = self._waiting.pop(number, None)
+        if request is None:
+            return
+        unsent = request.unsent
+        if unsent is not None and not unsent.is_further and self._rate_limiter is not None:
+            self.charge(unsent.client)
+        self._send(messages.pack(Kind.CANCEL, number))
 
 
 class RemoteScheduler:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from swiftlet_models.artifact import Head, Labelling, Manifest, Outputs
 from swiftlet_models.encodings import Encoding, Ids, TextTooLong, TooManyWindows
-from swiftlet_models.label_names import in_words, is_name
+from swiftlet_models.label_names import names_in_words
 from swiftlet_models.labelling import LabelledText, NoRoom, Reader, Scorer
 from swiftlet_models.probabilities import sigmoid, softmax
 from swiftlet_models.relations import find_entailment
@@ -153,17 +153,16 @@ class EmbeddingZeroShot(ZeroShotTask):
             encodings.append(Encoding(sequence, types, np.zeros(1, np.int64), text_index=i - len(texts), kept=True))
         return encodings
 
-    def _in_words(self, labels: Sequence[str], ids: Sequence[Ids]) -> Sequence[Ids]:
-        """Returns the tokens of labels, where names such as `PlayMusic` are their words. `ids` has them as they are.
+    def _in_words(self, hypotheses: Sequence[str], ids: Sequence[Ids]) -> Sequence[Ids]:
+        """Returns the tokens of hypotheses, with names such as `PlayMusic` in words, given those without.
 
-        A name stays as it is if its words take more tokens: `iPhone` is a word of most vocabularies.
+        A hypothesis stays as it is if its words take more tokens: `iPhone` is a word of most vocabularies.
         """
-        names = [i for i, label in enumerate(in_turns(labels)) if is_name(label)]
+        texts = [names_in_words(hypothesis) for hypothesis in in_turns(hypotheses)]
+        named = [i for i, text in enumerate(texts) if text != hypotheses[i]]
         read = [*ids]
-        for i, words in zip(
-            names, self.tokenizer.ids([self._prompt + in_words(labels[i]) for i in names]), strict=True
-        ):
-            if len(words) <= len(ids[i]):
+        for i, words in zip(named, self.tokenizer.ids([self._prompt + texts[i] for i in named]), strict=True):
+            if 0 < len(words) <= len(ids[i]):
                 read[i] = words
         return read
 

@@ -37,7 +37,12 @@ _FLOAT: Final = np.dtype("<f4")
 
 
 def pack_sequences(sequences: Sequence[Encoding]) -> bytes:
-    """Encodes sequences, whose arrays are contiguous."""
+    """Encodes sequences, whose arrays are contiguous.
+
+    Raises:
+        ValueError: an array does not hold int64, or those of a sequence differ in length.
+    """
+    numbers = 0
     shapes, ids, types, focus, candidates = list[Any](), list[Any](), list[Any](), list[Any](), list[Any]()
     for sequence in sequences:
         top_k, chosen = 0, NOTHING
@@ -46,13 +51,17 @@ def pack_sequences(sequences: Sequence[Encoding]) -> bytes:
         elif isinstance(sequence, Scored):
             chosen = sequence.targets
         counts = len(sequence.input_ids), len(sequence.focus), len(chosen)
+        numbers += 2 * counts[0] + counts[1] + counts[2]
         shapes.append(_SEQUENCE.pack(*counts, top_k, sequence.attends_to, sequence.head))
         ids.append(sequence.input_ids)
         types.append(sequence.token_type_ids)
         focus.append(sequence.focus)
         if len(chosen):
             candidates.append(chosen)
-    return b"".join([*shapes, *ids, *types, *focus, *candidates])  # without a copy of each array
+    body = b"".join([*shapes, *ids, *types, *focus, *candidates])  # without a copy of each array
+    if len(body) != len(shapes) * _SEQUENCE.size + numbers * _INT.itemsize:
+        raise ValueError("The arrays of a sequence do not hold as many int64 as its tokens.")
+    return body
 
 
 def unpack_batch(body: bytearray, size: int, at: int) -> Batch:

@@ -166,4 +166,6 @@ def test_answers_to_many_inputs_are_one_list(count: int) -> None:
     labels = [[{"label": "a, b", "score": float(vector[0])}] for vector in vectors]
 
     assert json.loads(dump(list(vectors))) == vectors.tolist()
-    assert json.loads(dump(labels)) == labels
+    for answer in (labels, [labels], [labels, labels], [labels[0], [labels[0]] * count]):
+        assert json.loads(dump(answer)) == answer
+        assert json.loads(dump(answer, b'{"answer":', b"}")) == {"answer": answer}

@@ -260,7 +260,8 @@ def dump(answer: object, before: bytes = b"", after: bytes = b"") -> bytes:
         parts = [json_text.write(answer[start : start + MAX_INLINE_SEQUENCES])[1:-1] for start in in_turns(starts)]
     else:
         return before + json_text.write(answer) + after
-    parts[0], parts[-1] = before + b"[" + parts[0], parts[-1] + b"]" + after
+    parts[0] = before + b"[" + parts[0]
+    parts[-1] += b"]" + after  # of the same part if there is one
     return b",".join(parts)
 
 
