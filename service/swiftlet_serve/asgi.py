@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from swiftlet_serve import build_info
-from swiftlet_serve.http.app import Application, application
+from swiftlet_serve.http.app import Application, wrap
 from swiftlet_serve.http.gate.api_keys import ApiKeys
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.migration import live_share
@@ -34,7 +34,7 @@ def create_application(settings: Settings) -> tuple[Application, LocalRuntime]:
     observers = Observers.create(settings.traces_endpoint, build_info.version(), logs=settings.access_log)
     atexit.register(observers.close)  # not by the lifespan, which some servers run twice and others never
     gate = live_share.create_public_gate(runtime, keys, observers.all)
-    return application(gate, runtime, create_manager(runtime)), runtime
+    return wrap(gate, runtime, create_manager(runtime)), runtime
 
 
 @cache

@@ -52,11 +52,11 @@ def create_app(
     observers: Sequence[Observer] = (),
     manager: ModelManager | None = None,
 ) -> Application:
-    """Creates a gate, and the application in front of it. Takes what `create_gate` and `application` take."""
-    return application(create_gate(runtime, keys, observers), runtime, manager)
+    """Creates a gate, and the application in front of it. Takes what `create_gate` and `wrap` take."""
+    return wrap(create_gate(runtime, keys, observers), runtime, manager)
 
 
-def application(gate: PublicGate, runtime: Runtime, manager: ModelManager | None = None) -> Application:
+def wrap(gate: PublicGate, runtime: Runtime, manager: ModelManager | None = None) -> Application:
     """Returns the application for other ASGI servers. Our own server and gRPC call the gate without it.
 
     Its lifespan opens and closes the runtime and the manager. A mounted application has no lifespan: its first request
