@@ -190,6 +190,28 @@ def test_the_models_that_were_used_last_stay(tmp_path: Path, monkeypatch: pytest
     assert [entry.path.name for entry in cache.entries()] == ["new", "old"]
 
 
+@pytest.mark.parametrize("call", ["open", "unlink"])
+def test_what_another_user_has_left_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """Locks are readable by their owner only, and in a directory as /tmp only the owner removes a file."""
+    monkeypatch.setattr(model_cache, "LIMIT_BYTES", 150)
+    make(tmp_path, "theirs-0", "theirs", 100, 0.0)
+    for name in ("theirs-0", "failed-0"):
+        (tmp_path / f"{name}{model_cache.LOCK}").touch()
+    make(tmp_path, "ours-0", "ours", 100, 1.0)
+    before = getattr(os, call)
+
+    def refuse(path: Path, *arguments: int, **options: object) -> object:
+        if str(path).endswith(model_cache.LOCK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return before(path, *arguments, **options)
+
+    monkeypatch.setattr(os, call, refuse)
+    cache = ModelCache(str(tmp_path))
+    cache._trim()
+    assert not cache.remove(cache.entries()[0])
+    assert len([*tmp_path.glob(f"*{model_cache.LOCK}")]) == (2 if call == "open" else 3)
+
+
 def test_a_model_in_use_is_not_removed(checkpoint: Path, filled: Path) -> None:
     program = f"{SERVE}; input()"
     process = subprocess.Popen(

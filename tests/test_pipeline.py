@@ -153,16 +153,6 @@ async def test_pipeline_rejects_a_request_that_could_never_be_admitted(artifact_
     assert refusal.value.field_errors[0].limit == 4
 
 
-async def test_pipeline_refuses_an_answer_that_would_be_too_large_before_it_is_queued(artifact_dir, monkeypatch):
-    pipeline = make_pipeline(artifact_dir, "classify", lambda *_: pytest.fail("it was queued"))
-    least = lambda _, request, sequences: 100 * len(sequences)  # noqa: E731
-    monkeypatch.setattr(type(pipeline.model.task), "least_answer_bytes", least, raising=False)
-    with pytest.raises(Unprocessable) as refusal:
-        await pipeline.answer(ClassifyRequest(inputs=["a", "b"]), soon(), max_bytes=199)
-
-    assert (refusal.value.code, refusal.value.field_errors[0].limit) == ("answer_too_large", 199)
-
-
 @pytest.mark.parametrize(
     ("inputs", "limit", "words"),
     [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,6 +73,26 @@ def test_a_pipe_of_the_shell_can_be_read_twice() -> None:
     reads, writes = os.pipe()
     os.write(writes, b"text")
     os.close(writes)
+    assert command.make_context("command", [f"/dev/fd/{reads}"], resilient_parsing=True).params  # to complete a word
     first, second, copy = CliRunner().invoke(command, [f"/dev/fd/{reads}"]).output.split()
     os.close(reads)
     assert (first, second, Path(copy).exists()) == ("text", "text", False)
+
+
+def test_a_pipe_that_does_not_fit_the_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "copyfileobj", fill)
+    reads, writes = os.pipe()
+    result = CliRunner().invoke(main, ["evaluate", "model", f"/dev/fd/{reads}"])
+    os.close(reads), os.close(writes)
+    assert (result.exit_code, "temporary file: No space left on device." in result.output) == (2, True)
+
+
+def test_a_key_is_not_copied_from_a_pipe(artifact_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "copyfileobj", lambda *_: pytest.fail("It was copied."))
+    reads, writes = os.pipe()
+    result = CliRunner().invoke(main, ["certify", str(artifact_dir / "tiny-qa"), "--sign-key", f"/dev/fd/{reads}"])
+    os.close(reads), os.close(writes)
+    assert (result.exit_code, "is not a regular file" in result.output) == (1, True)

@@ -15,6 +15,7 @@ import pytest
 from swiftlet_serve.bulk import plan
 from swiftlet_serve.bulk.leases import Leases
 from swiftlet_serve.bulk.worker import Worker
+from swiftlet_serve.errors import SetupError
 from tests.bulk.test_files import write_parquet
 from tests.support.artifacts import make_artifact
 from tests.support.scoring import content, done, refusal, score, texts, write_csv, write_jsonl
@@ -174,6 +175,21 @@ def test_directory_that_a_refused_command_removes_meanwhile_is_made_again(tmp_pa
             assert later.take(0)
             later.discard()
     assert [*tmp_path.iterdir()] == []
+
+
+def test_file_that_another_command_makes_meanwhile_stays(out, monkeypatch):
+    opened = os.open
+
+    def made_first(*arguments):
+        monkeypatch.setattr(os, "open", opened)
+        (out / "leases").touch()
+        return opened(*arguments)
+
+    monkeypatch.setattr(os, "open", made_first)
+    monkeypatch.setattr(fcntl, "fcntl", lambda file, command, argument: argument)  # no lock excludes another
+    with pytest.raises(SetupError, match="has no locks"):
+        Leases(out)
+    assert (out / "leases").exists()
 
 
 def test_json_lines_need_named_columns_in_other_formats(model, out, tmp_path):

@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import pickle
 import platform
+import re
 import subprocess
 import sys
 import threading
@@ -857,6 +858,16 @@ def test_native_refuses_a_program_that_contradicts_itself(name):
 
     with pytest.raises(ValueError, match="contradict each other"):
         Native(best(), replace(given, program=program, vectors=vectors))
+
+
+def test_each_status_of_the_kernels_has_a_message():
+    (names,) = re.findall(r"enum Status : int \{ (.*) \};", (native.LIBRARIES / "api.h").read_text())
+    statuses = {number: name for number, name in enumerate(names.split(", ")) if name not in ("ok", "wrong_sum")}
+    assert native.ERRORS.keys() == statuses.keys()
+    for number, name in statuses.items():
+        with pytest.raises({"no_memory": MemoryError, "failed": RuntimeError}.get(name, ValueError)) as error:
+            native._check(number)
+        assert str(error.value) == native.ERRORS[number]
 
 
 def test_kernels_refuse_more_outputs_than_they_can_count():

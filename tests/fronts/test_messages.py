@@ -131,7 +131,7 @@ async def receive(chunks: list[bytes]) -> tuple[list[tuple[Kind, int, bytes]], i
     )
     for chunk in chunks:
         channel.data_received(chunk)
-    while channel.is_waiting:
+    while channel._is_waiting:
         await asyncio.sleep(0)
     channel.close()
     far.close()
@@ -155,7 +155,7 @@ async def test_channel_receives_one_part_of_a_large_request_in_each_iteration():
     channel = await Channel.open(near, lambda kind, number, body: received.append(kind), lambda: None)
     kinds, seen = [Kind.PART, Kind.PART, Kind.STATS, Kind.SUBMIT], list[list[Kind]]()
     channel.data_received(b"".join(map(messages.pack, kinds)))
-    while channel.is_waiting:
+    while channel._is_waiting:
         seen.append(received[:])
         await asyncio.sleep(0)
 

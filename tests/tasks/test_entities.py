@@ -20,7 +20,6 @@ from swiftlet_serve.inference import partial_results
 from swiftlet_serve.tasks import _entities_requests as requests
 from swiftlet_serve.tasks import entities
 from swiftlet_serve.tasks._token_labels import merge_overlaps
-from swiftlet_serve.types import json_text
 from tests.support.task_requests import MAX_TOKENS, encode, manifest, rejection
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
@@ -61,19 +60,6 @@ def test_entities_are_spans_in_order(finder: entities.Entities, strategy: str, t
     key = "entity" if strategy == "none" else "entity_group"
     assert all({key, "score", "word", "start", "end"} <= one.keys() for one in found)
     assert all(0 <= one["start"] <= one["end"] <= len(text) and 0 < one["score"] <= 1 for one in found)
-
-
-def test_least_size_of_a_response_is_near_its_size_if_it_has_every_token(finder: entities.Entities) -> None:
-    inputs = ["rain fell all night on the tin roof"] * 2
-    for ignored, strategy in (([], "none"), (["B-PER"], "none"), ([], "simple")):
-        parameters = {"aggregation_strategy": strategy, "ignore_labels": ignored}
-        request = finder.Request.model_validate({"inputs": inputs, "parameters": parameters})
-        least = finder.least_answer_bytes(request, finder.encode(request))
-        size = len(json_text.write(answer(finder, inputs, **parameters)))
-        if strategy == "none" and not ignored:
-            assert 0.7 * size < least <= size
-        else:
-            assert least == 0
 
 
 def test_response_has_a_list_for_each_text_of_a_list(finder: entities.Entities) -> None:

@@ -73,6 +73,7 @@ class FakeDevice:
     async def add_model(self, model: str, path: Path) -> None:
         if self.refuses is not None:
             raise self.refuses
+        assert model not in self.models
         self.models.append(model)
 
     async def remove_model(self, model: str) -> None:
@@ -141,6 +142,20 @@ async def test_cancelled_change_of_models_leaves_the_devices_alike(fails, cancel
             await cancelled(asyncio.ensure_future(executor.remove_model("a")), iterations - 7, cancels)
             assert [device.models for device in devices] == [[]] * 3
     assert outcomes == ({False} if fails else {False, True})
+
+
+async def test_model_is_added_again_once_a_cancelled_removal_has_ended():
+    for iterations in range(1, 8):
+        devices = [SlowDevice(1) for _ in range(3)]
+        executor = DeviceExecutor(devices)
+        await executor.add_model("a", Path())
+        removing = asyncio.ensure_future(executor.remove_model("a"))
+        await turns(iterations)
+        removing.cancel()
+        await turns(1)
+        await executor.add_model("a", Path())
+        await turns(40)
+        assert [device.models for device in devices] == [["a"]] * 3
 
 
 async def cancelled(change: asyncio.Future[None], iterations: int, times: int) -> None:

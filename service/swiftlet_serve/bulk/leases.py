@@ -22,7 +22,6 @@ from swiftlet_serve.errors import SetupError
 PLAN, MANIFEST, TEST = 0, 1, 2  # bytes of the file; shards begin at FIRST_SHARD
 FIRST_SHARD: Final = 16
 HELD: Final = (errno.EACCES, errno.EAGAIN)
-REMOVED: Final = (FileNotFoundError, FileExistsError)  # when a command that is refused removes a directory meanwhile
 ATTEMPTS: Final = 100
 FLOCK: Final = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, process
 
@@ -124,19 +123,28 @@ class Leases:
 
 
 def _open(path: Path, made: list[Path]) -> int:
-    """Opens the file, and adds what had to be made for it."""
+    """Opens the file, and adds what this process has made for it."""
     attempts = 0
     while True:
-        made += [part for part in (path, *path.parents) if not part.exists()]
         failing = f"{path.parent} cannot be created"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            for part in [part for part in path.parents if not part.exists()][::-1]:
+                with suppress(FileExistsError):
+                    part.mkdir()
+                    made.append(part)
             failing = f"{path} cannot be opened"
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+                made.append(path)
+            except FileExistsError:
+                file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             attempts += 1
-            if attempts == ATTEMPTS or not isinstance(error, REMOVED):
+            # A command that is refused may have removed the directory meanwhile.
+            if attempts == ATTEMPTS or not isinstance(error, FileNotFoundError):
                 raise SetupError(f"{failing}: {error.strerror}.") from None
+        else:
+            return file
 
 
 def _is_same(first: int, second: int | Path) -> bool:

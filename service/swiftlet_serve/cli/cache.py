@@ -32,5 +32,6 @@ def cache(names: tuple[str, ...], clear: bool, model_cache: str) -> None:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
         line = f"{name}  {entry.size / 1e6:.1f} MB, used {used}, {entry.path}"
         if clear:
-            line = f"removed {line}" if models.remove(entry) else f"kept {name}, which a process uses"
+            kept = f"kept {name}: a process uses it, or another user owns it"
+            line = f"removed {line}" if models.remove(entry) else kept
         click.echo(line)

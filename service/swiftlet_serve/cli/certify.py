@@ -8,7 +8,7 @@ import click
 
 from swiftlet_models.artifact import CERTIFICATE, open_artifact
 from swiftlet_serve import tasks
-from swiftlet_serve.cli.options import DataFile, engine_option, limit_option, skip_option
+from swiftlet_serve.cli.options import DataFile, KeyFile, engine_option, limit_option, skip_option
 from swiftlet_serve.cli.progress import advance, note
 from swiftlet_serve.cli.summaries import comparison_lines
 from swiftlet_serve.settings import Settings
@@ -22,7 +22,7 @@ from swiftlet_serve.settings import Settings
 @engine_option
 @skip_option
 @limit_option
-@click.option("--sign-key", type=DataFile, help="Private Ed25519 key in PEM, to sign the certificate with.")
+@click.option("--sign-key", type=KeyFile, help="Private Ed25519 key in PEM, to sign the certificate with.")
 @click.option("--model-cache", default="", help=Settings.model_fields["model_cache"].description)
 def certify(
     model: str,

@@ -30,18 +30,23 @@ class InputFile(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        if path.is_file():
+        completes = ctx is not None and ctx.resilient_parsing  # a word in the shell: the command does not run
+        if completes or path.is_file():
             return path
         if ctx is None or not OF_THE_SHELL.fullmatch(str(path)):
             self.fail(f"{str(path)!r} is not a regular file.", param, ctx)
-        copy = ctx.with_resource(tempfile.NamedTemporaryFile(prefix="pipe-"))  # noqa: SIM115  # `with_resource`
-        with path.open("rb") as pipe:
-            shutil.copyfileobj(pipe, copy)
-        copy.flush()
-        return Path(copy.name)
+        try:
+            copy = Path(ctx.with_resource(tempfile.TemporaryDirectory(prefix="pipe-")), "copy")
+            with path.open("rb") as pipe, copy.open("wb") as file:
+                shutil.copyfileobj(pipe, file)
+        except OSError as error:
+            self.fail(f"{str(path)!r} cannot be copied to a temporary file: {error.strerror}.", param, ctx)
+        return copy
 
 
 DataFile: Final = InputFile(exists=True, dir_okay=False)
+KeyFile: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
+"""A file with a secret. Commands do not copy it. What reads it refuses pipes."""
 Directory: Final = click.Path(file_okay=False, path_type=Path)
 
 

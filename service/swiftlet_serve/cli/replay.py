@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from swiftlet_serve.cli.options import DataFile
+from swiftlet_serve.cli.options import DataFile, KeyFile
 
 TIMEOUT_S = 30.0
 
@@ -18,7 +18,7 @@ TIMEOUT_S = 30.0
 @click.argument("url")
 @click.option("--log", required=True, type=DataFile, help="Lines of JSON with path, body or message, and receipt.")
 @click.option("--public-key", required=True, type=DataFile, help="Ed25519 key in PEM that verifies the receipts.")
-@click.option("--key-file", type=DataFile, help="File with the API key. Default: SWIFTLET_API_KEY.")
+@click.option("--key-file", type=KeyFile, help="File with the API key. Default: SWIFTLET_API_KEY.")
 def replay(url: str, log: Path, public_key: Path, key_file: Path | None) -> None:
     """Reproduces the answers of a log on the server at URL, to the bit.
 

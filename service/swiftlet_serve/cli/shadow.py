@@ -13,6 +13,7 @@ import click
 
 from swiftlet_serve.cli.options import (
     DataFile,
+    KeyFile,
     candidate_price_option,
     existing_price_option,
     least_agreement_option,
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 @click.option("--log", required=True, type=DataFile, help="Requests to replay: lines of JSON with path and body.")
 @click.option("--existing", metavar="URL", help="Endpoint to leave. Default: the log has its answers.")
 @click.option("--candidate", metavar="URL", required=True, help="Endpoint to compare with.")
-@click.option("--existing-key-file", type=DataFile, help="File with the API key. Default: EXISTING_API_KEY.")
-@click.option("--candidate-key-file", type=DataFile, help="File with the API key. Default: CANDIDATE_API_KEY.")
+@click.option("--existing-key-file", type=KeyFile, help="File with the API key. Default: EXISTING_API_KEY.")
+@click.option("--candidate-key-file", type=KeyFile, help="File with the API key. Default: CANDIDATE_API_KEY.")
 @existing_price_option
 @candidate_price_option
 @least_agreement_option

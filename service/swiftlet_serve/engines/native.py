@@ -70,6 +70,7 @@ ERRORS: Final = {
     2: "the batch is invalid",
     3: "a parameter is missing",
     5: "the network's sizes contradict each other",
+    6: "the kernel has failed",
 }
 INTERFACE: Final = 11  # the version of the functions and programs in swiftlet_serve/native
 
@@ -212,6 +213,7 @@ class Native:
             MemoryError: there is not enough memory.
             FoldingError: the kernels do not support the network.
             ValueError: a parameter has an invalid size or number.
+            RuntimeError: the kernel has failed otherwise.
         """
         self._library, self._c = library, library.c
         self._precision = precision
@@ -341,6 +343,8 @@ class Native:
         Raises:
             ValueError: the batch is invalid: an id or a position in focus is out of range, or a sequence is empty or
                 too long.
+            MemoryError: there is not enough memory.
+            RuntimeError: the kernel has failed otherwise.
         """
         tokens, rows = len(batch.input_ids), len(batch.offsets) - 1
         offsets = batch.offsets, batch.focus_offsets, batch.candidate_offsets
@@ -541,4 +545,4 @@ def _test_once(file: Path) -> None:
 
 def _check(status: int) -> None:
     if status:
-        raise (MemoryError if status == 1 else ValueError)(ERRORS[status])
+        raise {1: MemoryError, 6: RuntimeError}.get(status, ValueError)(ERRORS[status])

@@ -33,7 +33,7 @@ class Channel(asyncio.Protocol):
         self._handle = handle
         self._on_lost = on_lost
         self._received = bytearray()  # the beginning of a message, or what waits for the next iteration
-        self.is_waiting = False  # for the next iteration, to read on
+        self._is_waiting = False  # for the next iteration, to read on
         self._outgoing: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self._is_lost = False
@@ -54,9 +54,9 @@ class Channel(asyncio.Protocol):
         self._outgoing.append(message)
 
     def data_received(self, data: bytes) -> None:
-        if self._received or self.is_waiting:
+        if self._received or self._is_waiting:
             self._received += data
-            if self.is_waiting:
+            if self._is_waiting:
                 return
             (size, _, _) = HEADER.unpack_from(self._received) if len(self._received) >= HEADER.size else (0, 0, 0)
             if HEADER.size <= size <= MAX_BYTES and len(self._received) < size:
@@ -82,13 +82,13 @@ class Channel(asyncio.Protocol):
 
     def _wait(self) -> None:
         """Reads on in the next iteration."""
-        self.is_waiting = True
+        self._is_waiting = True
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
         asyncio.get_running_loop().call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        self.is_waiting = False
+        self._is_waiting = False
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
             self.data_received(b"")

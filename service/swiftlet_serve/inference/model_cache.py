@@ -2,7 +2,7 @@
 
 An entry is a directory with one artifact. It is written by a process of its own (`swiftlet import`), as a whole or not
 at all, and by one process at a time. A process that serves an entry holds a shared lock on it until it ends, so that no
-other process removes it. The file of the lock goes with the entry: a lock counts only on the file that is there.
+other process removes it. The file of the lock goes with the entry: a lock on a file that was removed does not count.
 """
 
 from __future__ import annotations
@@ -110,27 +110,25 @@ class ModelCache:
         return sorted(found, key=lambda entry: -entry.used)
 
     def remove(self, entry: Entry) -> bool:
-        """Removes an entry, unless a process uses it. Returns whether it was removed."""
+        """Removes an entry, unless a process or another user has it. Returns whether it was removed."""
         return self._clear(entry.path.parent.name)
 
     def _clear(self, key: str) -> bool:
         """Removes what the cache has of a key, unless a process uses it. Returns whether it was removed."""
         file = self._root / f"{key}{LOCK}"
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not _is_current(descriptor, file):
-                return False
-            shutil.rmtree(self._root / key, ignore_errors=True)
-            for state in self._root.glob(f"*{STATE}"):
-                with suppress(OSError):
-                    if state.read_text("utf-8") == key.rpartition("-")[2]:
-                        state.unlink()
-            file.unlink()
-        except BlockingIOError:
+            with os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT, 0o600)) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not _is_current(lock.fileno(), file):
+                    return False
+                shutil.rmtree(self._root / key, ignore_errors=True)
+                for state in self._root.glob(f"*{STATE}"):
+                    with suppress(OSError):
+                        if state.read_text("utf-8") == key.rpartition("-")[2]:
+                            state.unlink()
+                file.unlink()
+        except OSError:  # a process uses it, or it is another user's
             return False
-        finally:
-            os.close(descriptor)
         return True
 
     def _digest(self, directories: Sequence[Path], source: ModelSource) -> str:

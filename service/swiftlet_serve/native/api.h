@@ -3,6 +3,9 @@
 #pragma once
 
 #include <algorithm>
+#include <new>
+#include <stdexcept>
+#include <system_error>
 #include <utility>
 
 #include "call.h"
@@ -11,15 +14,21 @@
 
 namespace {
 
-enum Status : int { ok, no_memory, bad_batch, missing_parameter, wrong_sum, bad_size };
+enum Status : int { ok, no_memory, bad_batch, missing_parameter, wrong_sum, bad_size, failed };
 
-// Turns what a function throws into a status: no exception may reach C. The library throws when memory or threads are short.
+// Turns what a function throws into a status: no exception may reach C.
 template <class Function>
 int guarded(Function&& function) {
     try {
         return function();
-    } catch (const std::exception&) {
+    } catch (const std::bad_alloc&) {
         return no_memory;
+    } catch (const std::length_error&) {  // a size that no memory holds
+        return no_memory;
+    } catch (const std::system_error&) {  // a thread or a mutex that the system has no room for
+        return no_memory;
+    } catch (const std::exception&) {
+        return failed;
     } catch (const WrongSum&) {
         return wrong_sum;
     } catch (const Missing&) {

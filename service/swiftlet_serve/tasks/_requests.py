@@ -6,8 +6,6 @@ import re
 from functools import partial
 from typing import Annotated, Any, Final, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
@@ -30,7 +28,6 @@ VISIBLE: Final = re.compile(
 """A character that is neither a space nor in Unicode's categories of controls (Cc) and formats (Cf)."""
 
 T = TypeVar("T")
-Numbers = NDArray[np.integer[Any]]
 Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
 
 
@@ -201,8 +198,3 @@ def too_many_tokens(pointer: str, max_tokens: int, tokens: int) -> Unprocessable
     """Returns the error for a text of so many tokens, which exceeds the model's limit while truncation is off."""
     detail = f"The text has {tokens} tokens, and the model reads {max_tokens} at most. Shorten it, or {TRUNCATION}."
     return input_too_long(pointer, detail, max_tokens)
-
-
-def written_digits(*numbers: Numbers) -> int:
-    """Returns how many digits some numbers from 0 on have together."""
-    return sum([int(np.log10(np.maximum(each, 1)).astype(np.int64).sum()) + each.size for each in numbers])

@@ -34,15 +34,13 @@ from swiftlet_serve.tasks._entities_requests import (
     too_many_windows,
 )
 from swiftlet_serve.tasks._labelled_entities import LabelledEntities
-from swiftlet_serve.tasks._requests import empty_input, listed, pointers, too_many_tokens, written_digits
+from swiftlet_serve.tasks._requests import empty_input, listed, pointers, too_many_tokens
 from swiftlet_serve.tasks._token_labels import PREFIXES, Marks, Scheme, Tokens, merge_overlaps
 from swiftlet_serve.types import Row
 
 HEAD: Final = "token"
 OUTPUTS: Final = "labels"
 READS_HEAD: Final = True
-LEAST_TOKEN_BYTES: Final = len('{"entity":"","score":1.0,"index":,"word":"a","start":,"end":},')
-"""Of a token in a response, beside its label and its whole numbers."""
 
 
 def create(tokenizer: Tokenizer, manifest: Manifest, head: HeadWeights | None = None) -> Entities | LabelledEntities:
@@ -88,15 +86,6 @@ class Entities(EntitiesTask):
         for index, (text, pointer) in enumerate(zip(tokenized, places, strict=True)):
             chunks += self._chunks(text, index, pointer, parameters, MAX_SEQUENCES - len(chunks))
         return chunks
-
-    def least_answer_bytes(self, request: EntitiesRequest, encodings: Sequence[Chunk]) -> int:
-        """Returns a lower bound of the size of the response. It is 0 unless the response has every token."""
-        parameters = request.parameters or DEFAULTS
-        if parameters.aggregation_strategy != "none" or not set(self.labels).isdisjoint(parameters.ignore_labels):
-            return 0
-        tokens = sum([len(chunk.focus) for chunk in encodings])
-        digits = written_digits(*(numbers for each in encodings for numbers in (each.focus, each.tokens.offsets)))
-        return tokens * (LEAST_TOKEN_BYTES + min(map(len, self.labels))) + digits
 
     def decode(self, request: EntitiesRequest, encodings: Sequence[Chunk], rows: Sequence[Row]) -> object:
         """Returns the entities of each text, or of the only one if `inputs` is a text."""

@@ -30,7 +30,6 @@ from swiftlet_serve.tasks._requests import (
     input_too_long,
     listed,
     pointers,
-    written_digits,
 )
 from swiftlet_serve.types import Row
 from swiftlet_serve.types.topk import Scored
@@ -39,8 +38,6 @@ HEAD: Final = "causal_lm"
 OUTPUTS: Final = "vocabulary"
 
 MAX_EXPONENT: Final = 700.0  # the exponential of more is not a finite number
-LEAST_TOKEN_BYTES: Final = len('{"token":,"start":,"end":,"log_probability":},') + 8
-"""Of a scored token in a response, beside its whole numbers. A log-probability takes 17 to 20, and 4 if it is -0.0."""
 
 
 class Continuation(Strict):
@@ -141,14 +138,6 @@ class ScoreTask(OneByOne):
             self._encoding(tokens, len(prompt), pointer)
             for tokens, (prompt, _), pointer in zip(tokenized, parts, places, strict=True)
         ]
-
-    def least_answer_bytes(self, request: ScoreRequest, encodings: Sequence[ScoredText]) -> int:
-        """Returns a lower bound of the size of the response: of its tokens, if it has them."""
-        if request.parameters is None or not request.parameters.return_tokens:
-            return 0
-        tokens = sum([len(encoding.targets) for encoding in encodings])
-        digits = written_digits(*(numbers for each in encodings for numbers in (each.targets, each.spans)))
-        return tokens * LEAST_TOKEN_BYTES + digits
 
     def decode(self, request: ScoreRequest, encodings: Sequence[ScoredText], rows: Sequence[Row]) -> object:
         """Returns the log-likelihood of each text. A single text has no outer list."""

@@ -41,7 +41,7 @@ class DeviceExecutor:
         self.devices = [Device(executor) for executor in executors]
         self.size = sum(executor.size for executor in executors)
         self._call_ended = asyncio.Event()
-        self._finishing: set[asyncio.Task[None]] = set()
+        self._finishing: dict[asyncio.Task[None], str] = {}  # by task: the model that it removes
 
     @property
     def restarts(self) -> int:
@@ -90,6 +90,8 @@ class DeviceExecutor:
 
     async def add_model(self, model: str, path: Path) -> None:
         """Loads the model on all devices, or on none if one of them cannot load it, or if the caller is cancelled."""
+        if pending := [task for task, other in self._finishing.items() if other == model]:
+            await asyncio.wait(pending)  # it would remove the new entry from the devices that it has yet to reach
         adding = [asyncio.ensure_future(device.executor.add_model(model, path)) for device in self.devices]
         try:
             await asyncio.wait(adding)
@@ -98,7 +100,7 @@ class DeviceExecutor:
         except BaseException:
             for task in adding:
                 task.cancel()
-            await self._finish(self._undo(model, adding))
+            await self._finish(model, self._undo(model, adding))
             raise
 
     async def _undo(self, model: str, adding: Sequence[asyncio.Task[None]]) -> None:
@@ -108,17 +110,17 @@ class DeviceExecutor:
         await self._remove(model, loaded)
 
     async def remove_model(self, model: str) -> None:
-        await self._finish(self._remove(model, self.devices))
+        await self._finish(model, self._remove(model, self.devices))
 
     async def _remove(self, model: str, devices: Sequence[Device]) -> None:
         for device in devices:
             await device.executor.remove_model(model)
 
-    async def _finish(self, work: Coroutine[None, None, None]) -> None:
-        """Waits for work that goes on if the caller is cancelled."""
+    async def _finish(self, model: str, work: Coroutine[None, None, None]) -> None:
+        """Waits for the removal of a model, which goes on if the caller is cancelled."""
         task = asyncio.create_task(work)
-        self._finishing.add(task)
-        task.add_done_callback(self._finishing.discard)
+        self._finishing[task] = model
+        task.add_done_callback(self._finishing.pop)
         await asyncio.shield(task)
 
     def run(self, model: str, encodings: Sequence[Encoding], timeout_s: float) -> asyncio.Future[BatchResult]:

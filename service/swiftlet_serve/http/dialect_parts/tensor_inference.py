@@ -214,7 +214,9 @@ def _arguments(model: type[Request], parameters: Mapping[str, Scalar], others: S
     Raises:
         Unprocessable: a parameter or an input is unknown to the task.
     """
-    if any(len(tensor.values) != 1 or _is_reserved(tensor.name) for tensor in others):
+    if any(_is_reserved(tensor.name) for tensor in others):
+        _refuse("extra_forbidden", "An input has the name of a parameter of the protocol. Send it under parameters.")
+    if any(len(tensor.values) != 1 for tensor in others):
         _refuse(
             "extra_forbidden",
             "An input is neither one of the task nor a parameter. Remove it; /openapi.json lists both.",

@@ -19,13 +19,14 @@ from swiftlet_serve.http.endpoints.model_endpoint import (
     MARGIN,
     Endpoint,
     TaskResponse,
+    check_response_size,
     compute_headers,
     dump,
     renderer,
 )
 from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.inference.catalog import ModelLoading
-from swiftlet_serve.inference.pipeline import Pipeline, Together, check_response_size
+from swiftlet_serve.inference.pipeline import Pipeline, Together
 from swiftlet_serve.tasks._requests import Request as TaskRequest
 from swiftlet_serve.tasks._requests import Strict, characters, failure
 from swiftlet_serve.telemetry.request_record import RequestRecord
@@ -168,10 +169,11 @@ class BatchEndpoint(Endpoint):
         async def answer(number: int, member: Member | SwiftletError) -> Any:
             if isinstance(member, SwiftletError):
                 return member
-            pipeline, task_request, record, max_bytes = member
-            deadline, most = request.response_deadline, MARGIN * max_bytes
+            pipeline, task_request, record, _ = member
             try:
-                answer = await pipeline.answer(task_request, deadline, request.priority, record, together, most)
+                answer = await pipeline.answer(
+                    task_request, request.response_deadline, request.priority, record, together
+                )
             except SwiftletError as error:
                 request.record.minimum_s = max(request.record.minimum_s, record.minimum_s)
                 own = _located(error, number)

@@ -12,13 +12,13 @@ from starlette.responses import Response
 
 from swiftlet_models.turns import in_turns
 from swiftlet_serve import tasks
-from swiftlet_serve.errors import Unprocessable, deadline_exceeded
+from swiftlet_serve.errors import FieldError, Unprocessable, deadline_exceeded
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.receipts import Signer
 from swiftlet_serve.http.gate.request import RenderError, Request
 from swiftlet_serve.http.wording import OWN, Wording
 from swiftlet_serve.inference.catalog import ModelLoading
-from swiftlet_serve.inference.pipeline import Pipeline, check_response_size
+from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.tasks._requests import Request as TaskRequest
 from swiftlet_serve.tasks._requests import characters
@@ -186,15 +186,14 @@ class ModelEndpoint(Endpoint):
             request.deadline = request.head.received + record.timeout_s
         try:
             max_bytes = self._max_response_bytes(pipeline, task_request, len(request.body))
-            deadline, most = request.response_deadline, MARGIN * max_bytes
-            answer = await pipeline.answer(task_request, deadline, request.priority, record, None, most)
+            answer = await pipeline.answer(task_request, request.response_deadline, request.priority, record)
         except Unprocessable as error:
             wording.apply(error)
             raise
         if pipeline.on_answer is not None:
             pipeline.on_answer(task_request, answer, record)
         response = await self._off_loop(request, render, answer, record)
-        check_response_size(len(response.body), most)
+        check_response_size(len(response.body), MARGIN * max_bytes)
         request.check_deadline(time.monotonic())  # a blocked event loop delays the pipeline's timeout
         response.raw_headers += compute_headers(record, pipeline.model.engine_name)
         await self._sign(request, [pipeline], answer, response)
@@ -299,3 +298,15 @@ def _server_timing(ms: Mapping[Stage, float], batch_size: int) -> str:
     return ", ".join(
         [f"{stage};dur={duration:.2f}{size if stage == 'batch' else ''}" for stage, duration in ms.items()]
     )
+
+
+def check_response_size(size: int, max_bytes: int) -> None:
+    """Limits the size of a response: a small request cannot cause a large one.
+
+    Raises:
+        Unprocessable: the response is larger than `max_bytes`.
+    """
+    if size > max_bytes:
+        detail = f"The response would be larger than {max_bytes} bytes. Lower top_k or send fewer inputs."
+        error = FieldError("", "answer_too_large", max_bytes)
+        raise Unprocessable("answer_too_large", detail, field_errors=[error])
