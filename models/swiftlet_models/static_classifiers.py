@@ -7,16 +7,17 @@ model2vec writes them as `head.safetensors`, and their labels into `config.json`
 
 from __future__ import annotations
 
-import io
 import json
 import math
+import re
+import sys
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -28,7 +29,8 @@ LAYERS: Final = "head.safetensors"
 ARCHIVE: Final = "pipeline.skops"
 DESCRIPTION: Final = "schema.json"  # of the archive
 MAX_LAYERS: Final = 16
-MAX_BYTES: Final = 64 << 20  # of a file of the archive
+MAX_BYTES: Final = 64 << 20  # of what is read of an archive
+MAX_DESCRIPTION: Final = 8 << 20  # JSON takes many times its length in memory
 MULTIPLE: Final = 16  # of a hidden layer's width, for the native engine
 
 # The functions of `/classify`, by model2vec's activations and by those of scikit-learn.
@@ -38,6 +40,12 @@ _PROBLEMS: Final[Mapping[str, Problem]] = {
     "logistic": "multi_label",
     "identity": "regression",
 }
+# How numpy begins a file with an array of one or two dimensions.
+_HEADER: Final = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '(?P<kind>[<|](?:f[248]|[iu][1248]|U[1-9]\d{0,5}))', 'fortran_order': "
+    rb"(?P<order>False|True), 'shape': \((?P<rows>\d{1,9}),(?: (?P<columns>\d{1,9}))?\), \} *\n",
+    re.DOTALL,
+)
 _STEP: Final = (
     'Save it with a current model2vec: StaticModelPipeline.from_pretrained("DIR").save_pretrained("NEW"). Or serve its '
     "vectors, with the option :task=embed"
@@ -131,59 +139,101 @@ def _archive(file: Path) -> Head:
     """Reads the last step of a pipeline of scikit-learn. Its objects are not made: only lists, texts and arrays are."""
     try:
         with zipfile.ZipFile(file) as archive:
-            steps = _item(json.loads(_bytes(archive, DESCRIPTION)), "content", "content", "steps", "content", -1)
-            about = _item(steps, "content", 1)
-            kind = about.get("__class__")
-            if not str(about.get("__module__")).startswith("sklearn.") or kind not in ("MLPClassifier", "MLPRegressor"):
-                raise _HeadError(f"it is no MLPClassifier, but {kind!r:.40}")
-            state = _item(about, "content", "content")
-            read = {
-                key: _value(archive, state.get(key))
-                for key in ("coefs_", "intercepts_", "activation", "out_activation_", "classes_")
-            }
+            return _perceptron(_Files(archive))
+    except _HeadError:
+        raise
     except (OSError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError) as error:
         raise _HeadError(f"it is no archive ({type(error).__name__})") from None
-    except (ValueError, RecursionError) as error:
-        raise (error if isinstance(error, _HeadError) else _HeadError("it is damaged")) from None
-    matrices, biases, classes = read["coefs_"], read["intercepts_"], read["classes_"]
-    if not isinstance(matrices, list) or not isinstance(biases, list) or len(matrices) != len(biases):
-        raise _HeadError("it is not trained")
-    if read["activation"] != "relu":
+    except (ValueError, RecursionError):
+        raise _HeadError("it is damaged") from None
+
+
+class _Files:
+    """The files of an archive. What is read of all of them has at most MAX_BYTES."""
+
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        self._archive, self._left = archive, MAX_BYTES
+
+    def read(self, name: str, limit: int = MAX_BYTES) -> bytes:
+        limit = min(limit, self._left)
+        try:
+            file = self._archive.getinfo(name)
+        except KeyError:
+            raise _HeadError("it is damaged") from None
+        if file.compress_type not in (
+            zipfile.ZIP_STORED,
+            zipfile.ZIP_DEFLATED,
+        ):  # LZMA takes the memory a file asks for
+            raise _HeadError("it is compressed in a way that is not read")
+        with self._archive.open(file) as opened:
+            content = opened.read(limit + 1)
+        if len(content) > limit:
+            raise _HeadError("it is too long")
+        self._left -= len(content)
+        return content
+
+
+def _perceptron(files: _Files) -> Head:
+    steps = _item(json.loads(files.read(DESCRIPTION, MAX_DESCRIPTION)), "content", "content", "steps", "content", -1)
+    match _item(steps, "content", 1):
+        case {"__module__": str(module), "__class__": str(kind), "content": {"content": dict(state)}}:
+            if not module.startswith("sklearn.") or kind not in ("MLPClassifier", "MLPRegressor"):
+                raise _HeadError(f"it is no MLPClassifier, but {kind!r:.40}")
+        case _:
+            raise _HeadError("it is no pipeline of scikit-learn")
+    match state.get("coefs_"), state.get("intercepts_"):
+        case {"content": list(matrices)}, {"content": list(biases)} if len(matrices) == len(biases):
+            pass
+        case _:
+            raise _HeadError("it is not trained")
+    if _text(state.get("activation")) != "relu":
         raise _HeadError("its hidden layers have another activation than ReLU")
-    pairs = list(zip(matrices, biases, strict=True))
-    if not all(isinstance(array, np.ndarray) for pair in pairs for array in pair):
-        raise _HeadError("it is damaged")
-    labels = classes.tolist() if isinstance(classes, np.ndarray) else classes
-    return [(matrix.T, bias) for matrix, bias in pairs], read["out_activation_"], labels
+    if len(matrices) > MAX_LAYERS:
+        raise _HeadError(f"it has {len(matrices)} layers")
+    layers = [(_array(files, weight).T, _array(files, bias)) for weight, bias in zip(matrices, biases, strict=True)]
+    match state.get("classes_"):
+        case {"type": "json", "content": list(items)}:
+            labels: object = [_text(item) for item in items]
+        case {"type": "numpy"} as node:
+            labels = _array(files, node).tolist()
+        case _:
+            labels = None
+    return layers, _text(state.get("out_activation_")), labels
 
 
-def _value(archive: zipfile.ZipFile, node: object) -> Any:
-    """Returns a text, a number, a list or an array that the archive describes; None for everything else."""
+def _text(node: object) -> object:
+    """Returns what a node of the description has in JSON, such as a text; None if it has nothing."""
     match node:
         case {"__loader__": "JsonNode", "content": str(text)}:
             return json.loads(text)
-        case {"__loader__": "ListNode", "content": list(items)} | {"type": "json", "content": list(items)}:
-            return [_value(archive, item) for item in items[: 1 << 16]]
-        case {"__loader__": "NdArrayNode", "type": "numpy", "file": str(name)}:
-            return np.lib.format.read_array(io.BytesIO(_bytes(archive, name)), allow_pickle=False)
     return None
 
 
-def _bytes(archive: zipfile.ZipFile, name: str) -> bytes:
-    try:
-        with archive.open(name) as file:
-            content = file.read(MAX_BYTES + 1)
-    except KeyError:
-        raise _HeadError("it is damaged") from None
-    if len(content) > MAX_BYTES:
-        raise _HeadError("it is too long")
-    return content
+def _array(files: _Files, node: object) -> Array:
+    """Returns an array of numbers or texts. numpy would make room for what the header says, before it reads them."""
+    match node:
+        case {"__loader__": "NdArrayNode", "type": "numpy", "file": str(name)}:
+            content = files.read(name)
+        case _:
+            raise _HeadError("it is damaged")
+    if (header := _HEADER.match(content)) is None:
+        raise _HeadError("it holds an array that is not read")
+    kind = np.dtype(header["kind"].decode())
+    shape = tuple(int(size) for size in (header["rows"], header["columns"]) if size is not None)
+    if math.prod(shape) * kind.itemsize != len(content) - header.end():
+        raise _HeadError("an array has another size than its shape says")
+    if kind.kind == "U" and np.frombuffer(content, "<u4", offset=header.end()).max(initial=0) > sys.maxunicode:
+        raise _HeadError("it is damaged")
+    order: Literal["F", "C"] = "F" if header["order"] == b"True" else "C"
+    return np.frombuffer(content, kind, offset=header.end()).reshape(shape, order=order)
 
 
 def _item(document: Any, *keys: str | int) -> Any:
     """Returns what lies under keys. Raises _HeadError if it is no object or list."""
     for key in keys:
         try:
+            if isinstance(document, str):  # it has items, too
+                raise TypeError  # noqa: TRY301
             document = document[key]
         except (KeyError, IndexError, TypeError):
             raise _HeadError("it is no pipeline of scikit-learn") from None

@@ -2,7 +2,8 @@
 
 A text has no special tokens, and its vector is the mean of its tokens' vectors. model2vec may store a vector for
 several tokens (`mapping`) and a weight for each token (`weights`); both become part of the table. It leaves unknown
-tokens out of the mean: so does the tokenizer, unless a text has no other. Their vector is zero, as is its answer.
+tokens out of the mean. The tokenizer does this, too, unless a text has no other: then its answer is zero, as their
+vector is.
 
 A text is cut at the `max_length` of model2vec, or at `MAX_TOKENS`; where a classifier of model2vec names none, at its
 default. (model2vec cuts the characters first, and counts the unknown tokens that it leaves out.)

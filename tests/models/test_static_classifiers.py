@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tokenizers import Tokenizer as Library
 from swiftlet_models import datasets
 from swiftlet_models.checkpoint_tensors import ConversionError
 from swiftlet_models.errors import ModelError
-from swiftlet_models.static_classifiers import ARCHIVE, LAYERS, StaticClassifier, read_classifier
+from swiftlet_models.static_classifiers import ARCHIVE, LAYERS, MAX_BYTES, StaticClassifier, read_classifier
 from swiftlet_serve import evaluation
 from swiftlet_serve.inference.loading import BUNDLED, load_model
 from swiftlet_serve.offline.evaluate import respond
@@ -134,27 +135,73 @@ def node(value: object) -> dict[str, Any]:
     return {"__loader__": "JsonNode", "content": json.dumps(value)}
 
 
+def trained(*files: str, **state: object) -> dict[str, Any]:
+    """One layer for each file, whose matrix and bias are both in it."""
+    arrays = [{"__loader__": "NdArrayNode", "type": "numpy", "file": file} for file in files]
+    listed = {"__loader__": "ListNode", "content": arrays}
+    return pipeline(**{"activation": node("relu"), "coefs_": listed, "intercepts_": listed} | state)
+
+
+def begin(shape: str, kind: str = "<f4") -> bytes:
+    header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+
+
+FILES: dict[str, bytes] = {
+    "objects": begin("(1,)", "|O") + b"N.",
+    "huge": begin("(4000000000, 2)"),
+    "large": begin("(400000000, 2)"),
+    "open": begin("((4,)"),
+    "text": begin("(1,)", "<U1") + b"\xff" * 4,
+    "zeros": begin(f"({5 << 20},)") + bytes(20 << 20),
+    "bomb": bytes(65 << 20),
+}
+STEPS = {"content": {"content": {"steps": {"content": ["a text"]}}}}
+
+
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
         ({}, "it is no pipeline of scikit-learn"),
         ([], "it is no pipeline of scikit-learn"),
+        (STEPS, "it is no pipeline of scikit-learn"),
+        ({"content": {"content": {"steps": {"content": [{"content": ["", "ab"]}]}}}}, "it is no pipeline of scikit"),
+        (json.loads(json.dumps(pipeline()).replace("{}", "[1]")), "it is no pipeline of scikit-learn"),
         (pipeline("SVC"), "it is no MLPClassifier, but 'SVC'"),
         (pipeline(), "it is not trained"),
-        (pipeline(activation=node("tanh"), coefs_={"type": "json", "content": []}), "it is not trained"),
-        (pipeline(coefs_={"__loader__": "NdArrayNode", "type": "numpy", "file": "objects"}), "it is damaged"),
-        (pipeline(coefs_={"__loader__": "NdArrayNode", "type": "numpy", "file": "gone"}), "it is damaged"),
-        (pipeline(coefs_={"__loader__": "NdArrayNode", "type": "numpy", "file": "bomb"}), "it is too long"),
+        (pipeline(coefs_=[1], intercepts_="a text"), "it is not trained"),
+        (trained(activation=node("tanh")), "its hidden layers have another activation"),
+        (trained(activation={"__loader__": "JsonNode", "content": "{"}), "it is damaged"),
+        (trained(coefs_={"content": ["a"]}, intercepts_={"content": [1]}), "it is damaged"),
+        (trained("gone"), "it is damaged"),
+        (trained("objects"), "it holds an array that is not read"),
+        (trained("huge"), "it holds an array that is not read"),
+        (trained("large"), "an array has another size than its shape says"),
+        (trained("open"), "it holds an array that is not read"),
+        (trained(classes_={"__loader__": "NdArrayNode", "type": "numpy", "file": "text"}), "it is damaged"),
+        (trained("bomb"), "it is too long"),
+        (trained("zeros", "zeros"), "it is too long"),
+        (trained(*["zeros"] * 17), "it has 17 layers"),
+        (pipeline(name=" " * (9 << 20)), "it is too long"),
     ],
 )
 def test_other_archives_are_refused(schema: object, message: str, tmp_path: Path) -> None:
     """An array of objects would be a pickle, and a file of zeros takes a thousandth of its memory in the archive."""
-    objects = tmp_path / "objects.npy"
-    np.save(objects, np.array([{}], object), allow_pickle=True)
-    archive(tmp_path, schema, objects=objects.read_bytes(), bomb=bytes(65 << 20))
+    archive(tmp_path, schema, **{name: FILES[name] for name in FILES if name in json.dumps(schema)})
+    tracemalloc.start()
     with pytest.raises(
-        ConversionError, match=f"{ARCHIVE} cannot be read as a classifier of model2vec: {message}. Save"
+        ConversionError, match=f"{ARCHIVE} cannot be read as a classifier of model2vec: {message}.*Save"
     ):
+        read_classifier(tmp_path, {}, WIDTH)
+    (_, peak), _ = tracemalloc.get_traced_memory(), tracemalloc.stop()
+    assert peak < 3 * MAX_BYTES
+
+
+def test_archive_of_lzma_is_refused(tmp_path: Path) -> None:
+    """A file of LZMA says how much memory it takes."""
+    with zipfile.ZipFile(tmp_path / ARCHIVE, "w", zipfile.ZIP_LZMA) as file:
+        file.writestr("schema.json", json.dumps(trained()))
+    with pytest.raises(ConversionError, match="it is compressed in a way that is not read"):
         read_classifier(tmp_path, {}, WIDTH)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def save(path: Path, model_type: str, task: str, vocabulary: str, *, config: Any
     model = AUTO[task].from_config(transformers.AutoConfig.for_model(model_type, **settings)).eval()  # type: ignore[index]
     randomise(model)
     model.save_pretrained(path)
-    names = {"xlm-roberta": "XLMRoberta", "bert": "Bert", "roberta": "Roberta", "gpt2": "GPT2"}
+    names = {"xlm-roberta": "XLMRoberta", "bert": "Bert", "roberta": "Roberta", "gpt2": "GPT2", "qwen2": "GPT2"}
     return write(path, vocabulary, tokenizer_config={"tokenizer_class": f"{names[model_type]}Tokenizer", **tokenizer})
 
 
@@ -174,6 +175,26 @@ def test_causal_classifier_with_common_padding_is_refused(drafts: list[Draft], t
         draft(drafts, source, "classify")
     source = save(tmp_path / "good", "gpt2", "classify", "bpe", config={"pad_token_id": 1}, **names)
     draft(drafts, source, "classify")
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_qwen_classifies_the_last_token_also_if_it_attends_both_ways(
+    is_causal: bool, drafts: list[Draft], tmp_path: Path
+) -> None:
+    names = {"bos_token": "</s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    config = {"is_causal": is_causal, "num_key_value_heads": 1, "pad_token_id": 1}
+    source = save(tmp_path, "qwen2", "classify", "bpe", config=config, **names)
+    reference = transformers.AutoTokenizer.from_pretrained(source)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(source).eval()
+    one, _ = draft(drafts, source, "classify")
+    texts = list(cases.SENTENCES[:3])
+    for text, labels in zip(texts, answers(one, texts, top_k=3), strict=True):
+        expected = model(**reference(text, return_tensors="pt")).logits.softmax(-1)[0].tolist()
+        found = {label["label"]: label["score"] for label in labels}
+        assert [found[f"LABEL_{i}"] for i in range(3)] == pytest.approx(expected, abs=1e-5)
+
+    with pytest.raises(ValueError, match="needs an encoder that classifies pairs"):
+        tasks.create("zero-shot", one.tokenizer, replace(one.manifest, labels=("entailment", "neutral", "other")))
 
 
 # Special tokens and separators

@@ -75,7 +75,7 @@ def test_a_model_of_sentence_transformers_embeds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "modules"),
     [
-        (None, {"normalize": False}),
+        (None, {"normalize": False, "pooling": "lasttoken"}),
         (["bad", "good", "neither"], {"normalize": True, "default_prompt": "query"}),
         (None, {"normalize": False, "dense": nn.Identity()}),
     ],

@@ -51,6 +51,7 @@ class Config(standard.Config):
             embedding=EmbeddingTraits(norm="none", token_types=False),
             norm_position="before",
             causal=True,
+            classifies_last=True,
             prediction_act=self.activation_function,
         )
 

@@ -48,6 +48,7 @@ class Config(standard.RotaryConfig):
             key_heads=self.num_key_value_heads,
             head_norm=True,
             causal=self.is_causal,
+            classifies_last=True,
             attention=self.rotated,
         )
 

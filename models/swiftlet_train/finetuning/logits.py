@@ -28,8 +28,8 @@ Logits = NDArray[np.float32]
 def task_logits(model: Model, examples: Sequence[Example]) -> Tensor:
     """Returns the logits of labels (B, O), of an answer's start and end (B, S, 2), or of the labels of tokens (N, O).
 
-    As when served, an answer can only be at [CLS] or in the context, and the labels of a causal network are read at the
-    last token, which alone has seen the whole text.
+    As when served, an answer can only be at [CLS] or in the context, and the labels of GPT-2 and Qwen are read at the
+    last token.
     """
     device = next(model.parameters()).device
     ids, types, lengths = collate(examples, device)
@@ -45,7 +45,7 @@ def task_logits(model: Model, examples: Sequence[Example]) -> Tensor:
             allowed[row, example.context.start : example.context.stop] = True
         return rows.view(*ids.shape, 2).masked_fill(~allowed.to(device)[:, :, None], EXCLUDED)
     focus = torch.arange(len(examples), device=device) * ids.shape[1]
-    if model.encoder.config.traits().causal:
+    if model.encoder.config.traits().classifies_last:
         focus = focus + lengths - 1
     out: Tensor = model(ids, types, lengths, focus).float()
     return out

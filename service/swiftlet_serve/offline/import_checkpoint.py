@@ -281,10 +281,10 @@ def _check_reading(tokenizer: Tokenizer, found: Checkpoint, task: str, config: A
     if max_tokens <= tokenizer.special_count(pair=True):
         raise SetupError(f"The limit of {max_tokens} tokens (model_max_length, max_seq_length) has no room for a text.")
     traits = config.traits()
-    # Positions follow the padding token's, and each occurrence of this token would repeat it. GPT-2 classifies the last
-    # token that is not padding.
+    # Positions follow the padding token's, and each occurrence of this token would repeat it. GPT-2 and Qwen classify
+    # the last token that is not padding.
     padding = traits.embedding.position_offset - 1 if traits.embedding.position_offset else None
-    if traits.causal and found.head == "classification":
+    if traits.classifies_last and found.head == "classification":
         padding = sources.read_config(found.directory / "config.json").get("pad_token_id")
     if isinstance(padding, int) and padding >= 0 and tokenizer.may_hold(padding):
         raise SetupError(

@@ -120,14 +120,16 @@ def read_last(encodings: Iterable[Encoding]) -> list[Encoding]:
     return [replace(encoding, focus=np.array([len(encoding.input_ids) - 1])) for encoding in encodings]
 
 
-def is_causal(manifest: Manifest) -> bool:
-    """Returns whether a token of this network attends only to itself and the tokens before it.
+def reads_last(manifest: Manifest) -> bool:
+    """Returns whether the head that classifies a text reads its last token, and not its first one.
 
     False if the architecture or its configuration is invalid, which the engine reports.
     """
+    if manifest.embedding is not None:
+        return manifest.embedding.pooling == "last"
     try:
         config = architectures.describe(manifest.architecture).Config(**manifest.config)
-        return bool(config.traits().causal)
+        return bool(config.traits().classifies_last)
     except (ValueError, TypeError):
         return False
 

@@ -117,7 +117,7 @@ class Classify(OneByOne):
         self.is_regression = manifest.problem == "regression"
         self.function = default_function(manifest.problem, len(manifest.labels))
         self._prompt = manifest.embedding.default_prompt_text() if manifest.embedding else ""
-        self._read_last_token = tasks.is_causal(manifest)
+        self._reads_last = tasks.reads_last(manifest)
 
     def encode(self, request: ClassifyRequest) -> list[Encoding]:
         """Encodes each text as one sequence.
@@ -134,7 +134,7 @@ class Classify(OneByOne):
         for encoding in encodings:
             if not len(encoding.input_ids):  # no special tokens, and a text of control characters
                 raise empty_input(places[encoding.text_index])
-        return tasks.read_last(encodings) if self._read_last_token else encodings
+        return tasks.read_last(encodings) if self._reads_last else encodings
 
     def least_response_bytes(self, request: ClassifyRequest) -> int:
         """Returns a lower bound of the size of the response."""

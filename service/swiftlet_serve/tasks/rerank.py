@@ -153,7 +153,7 @@ class Rerank(OneByOne):
             self.max_positions = self.forms.max_positions
         prompt = manifest.reading.pair_prompt
         self._writer = PairWriter(tokenizer, prompt) if prompt and not self.embedding else None
-        self._reads_last = self.embedding is None and tasks.is_causal(manifest)
+        self._reads_last = self.embedding is None and tasks.reads_last(manifest)
         self._function = default_function(manifest.problem, 1)
 
     def encode(self, request: RerankRequest) -> list[Encoding]:

@@ -69,7 +69,7 @@ def create(
         raise ValueError("zero-shot needs an embedding model with a dense vector.")
     if manifest.embedding is not None:
         return EmbeddingZeroShot(tokenizer, manifest)
-    if manifest.problem != "single_label" or len(manifest.labels) < 2 or tasks.is_causal(manifest):
+    if manifest.problem != "single_label" or len(manifest.labels) < 2 or tasks.reads_last(manifest):
         raise ValueError("zero-shot needs an encoder that classifies pairs of texts, or an embedding model.")
     entailment = find_entailment(manifest.labels)
     if entailment is None:
