@@ -47,6 +47,7 @@ def test_a_path_may_look_like_options(tmp_path: Path) -> None:
         ("./mine:task=translate", "There is no task 'translate'. The tasks are classify, embed,"),
         ("./mine:name=A b", "'A b' is not a valid name"),
         ("./mine:precision=int4", "one of fp32, bf16, int8, not 'int4'"),
+        ("./mine:adapter=apart", "The option adapter of a model is merged, not 'apart'."),
         ("./mine:task=qa,task=classify", "has an option twice"),
         ("", "The name of a model is empty"),
         ("gone.toml", "gone.toml cannot be read: No such file or directory."),

@@ -14,8 +14,8 @@ Precision = Literal["fp32", "bf16", "int8"]
 Pooling = Literal["cls", "last", "mean", "max"]
 PoolingOption = Literal["cls", "last", "mean", "max", "splade"]
 """What makes a checkpoint without a head an embedding model."""
-AdapterForm = Literal["apart", "merged"]
-"""Whether an adapter stays apart from its base, where it can."""
+AdapterForm = Literal["merged"]
+"""What an adapter becomes that could stay apart from its base."""
 Dense = Literal["identity", "tanh", "relu", "gelu", "silu", "unit"]
 Output = Literal["dense", "sparse", "multi_vector"]
 Side = Literal["left", "right"]

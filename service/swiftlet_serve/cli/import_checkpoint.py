@@ -51,8 +51,8 @@ from swiftlet_serve.cli.progress import advance, note
     "--adapter",
     "adapter_form",
     type=click.Choice(get_args(AdapterForm)),
-    help="Whether an adapter of PEFT stays apart, to share its base with others, or is merged, which is faster alone. "
-    "Default: apart, if it can be.",
+    help="Merge an adapter of PEFT into its base, which is faster if it is served alone. Default: it stays apart, if "
+    "it can, to share its base with others.",
 )
 @click.option(
     "--language",

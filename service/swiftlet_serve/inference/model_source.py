@@ -125,7 +125,8 @@ def _source(source: str, options: Mapping[str, str]) -> ModelSource:
         raise SetupError(f"There is no task {task!r}. The tasks are {', '.join(tasks.names())}.")
     for key, known in CHOICES.items():
         if (chosen := options.get(key)) and chosen not in known:
-            raise SetupError(f"The option {key} of a model is one of {', '.join(known)}, not {chosen!r}.")
+            one_of = "one of " if len(known) > 1 else ""
+            raise SetupError(f"The option {key} of a model is {one_of}{', '.join(known)}, not {chosen!r}.")
     if (name := options.get("name")) and not NAME.fullmatch(name):
         raise SetupError(f"{name!r} is not a valid name, which has {NAME_RULE}.")
     base, _, revision = source.partition("@")

@@ -85,9 +85,9 @@ def import_checkpoint(
     model. A directory of sentence-transformers has its own. `strict` refuses a network that int8 hurts, instead of
     writing it in fp32. `languages` are BCP 47 tags. Default: the tags of the checkpoint's model card.
     `accept_tokenizer` leaves out the check of the tokenizer on built-in texts. Texts may contain `special_tokens`.
-    GLiNER finds `labels` for requests that name none. `adapter_form` says whether an adapter is merged into its base;
-    default: if it cannot stay apart. `pair_separator` is a token between the two texts of a pair, for
-    a tokenizer that puts no token there; empty: nothing.
+    GLiNER finds `labels` for requests that name none. `adapter_form` merges an adapter into its base; default: if
+    it cannot stay apart. `pair_separator` is a token between the two texts of a pair, for a tokenizer that puts no
+    token there; empty: nothing.
 
     Returns the artifact and the names of the ignored tensors.
 
@@ -133,7 +133,7 @@ def import_checkpoint(
         report(f"the weights are those in {weights[0].name}, and not those in {others}")
     with found.open(origin) as converted:
         if converted.merged:
-            report(f"the adapter is merged into its base, whose weights it does not share: {converted.merged}")
+            report(f"the adapter is merged into its base: {converted.merged}")
         if "auto_map" in sources.read_config(found.directory / "config.json"):
             network = converted.architecture
             report(f"config.json names code (auto_map), which is not run: the network is read as {network}")
