@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from swiftlet_serve.cli.main import main
 from swiftlet_serve.errors import SetupError
-from swiftlet_serve.http.app import application
+from swiftlet_serve.http.app import wrap
 from swiftlet_serve.migration import live_share
 from swiftlet_serve.migration.request_log import Entry, LogWriter, entries
 from swiftlet_serve.settings import Settings
@@ -39,7 +39,7 @@ class Live:
             artifact_dir, shadow_url=url, shadow_paths=paths, **{"shadow_share": 1.0} | settings
         )
         gate = live_share.create_public_gate(self.runtime, None, ())
-        self.app = application(gate, self.runtime)
+        self.app = wrap(gate, self.runtime)
         self.share = gate._on_response.__self__
         self.stats = self.runtime.stats.endpoint
 

@@ -84,8 +84,8 @@ STANDARD: Final[dict[str, dict[str, Any]]] = {
     | {"num_key_value_heads": 1, "sliding_window": 8, "rope_local_base_freq": 100.0, "query_pre_attn_scalar": 9.0}
     | {"num_hidden_layers": 3, "full_attention_layers": "010", "rms_norm_eps": 0.1},
     "gte": {key: size for key, size in _STANDARD.items() if key != "head_dim"} | {"num_attention_heads": 3},
-    "qwen2": {key: size for key, size in _STANDARD.items() if key != "head_dim"}
-    | {"num_attention_heads": 3, "num_key_value_heads": 1, "rms_norm_eps": 0.1},
     "qwen3": _STANDARD | {"num_key_value_heads": 2, "rms_norm_eps": 0.1},
     "t5": _STANDARD | {"is_gated": True, "hidden_act": "gelu_new", "relative_attention_num_buckets": 8},
+    "qwen2": {key: size for key, size in _STANDARD.items() if key != "head_dim"}
+    | {"num_attention_heads": 3, "num_key_value_heads": 1, "rms_norm_eps": 0.1},
 }
