@@ -1,4 +1,4 @@
-"""Pipes in the place of files: they are refused before a read that would never end, or copied from the shell."""
+"""Pipes where files are meant: they are refused before a read that would never end, or copied from the shell."""
 
 from __future__ import annotations
 

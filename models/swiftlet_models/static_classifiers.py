@@ -160,10 +160,8 @@ class _Files:
             file = self._archive.getinfo(name)
         except KeyError:
             raise _HeadError("it is damaged") from None
-        if file.compress_type not in (
-            zipfile.ZIP_STORED,
-            zipfile.ZIP_DEFLATED,
-        ):  # LZMA takes the memory a file asks for
+        # LZMA takes as much memory as the file asks for.
+        if file.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise _HeadError("it is compressed in a way that is not read")
         with self._archive.open(file) as opened:
             content = opened.read(limit + 1)
@@ -210,7 +208,10 @@ def _text(node: object) -> object:
 
 
 def _array(files: _Files, node: object) -> Array:
-    """Returns an array of numbers or texts. numpy would make room for what the header says, before it reads them."""
+    """Reads an array of numbers or texts.
+
+    numpy's own reader would first allocate the size that the header claims.
+    """
     match node:
         case {"__loader__": "NdArrayNode", "type": "numpy", "file": str(name)}:
             content = files.read(name)
@@ -232,9 +233,7 @@ def _item(document: Any, *keys: str | int) -> Any:
     """Returns what lies under keys. Raises _HeadError if it is no object or list."""
     for key in keys:
         try:
-            if isinstance(document, str):  # it has items, too
-                raise TypeError  # noqa: TRY301
-            document = document[key]
+            document = None if isinstance(document, str) else document[key]  # a text has items, too
         except (KeyError, IndexError, TypeError):
             raise _HeadError("it is no pipeline of scikit-learn") from None
     return document

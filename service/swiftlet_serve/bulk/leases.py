@@ -59,7 +59,7 @@ class Leases:
 
     @contextmanager
     def hold(self, byte: int) -> Iterator[None]:
-        """Holds the lease of the manifest. Waits for it."""
+        """Waits for the lease of the manifest, and holds it."""
         _lock(self._file, byte, wait=True)
         try:
             yield
@@ -68,7 +68,7 @@ class Leases:
 
     @contextmanager
     def hold_plan(self) -> Iterator[None]:
-        """Holds the lease of the plan. Waits for it."""
+        """Waits for the lease of the plan, and holds it."""
         _lock(self._file, PLAN, wait=True)
         while not self._is_current():  # a command that was refused has discarded the file
             os.close(self._file)

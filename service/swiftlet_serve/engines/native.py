@@ -43,12 +43,13 @@ from swiftlet_models.folded import Folded, FoldingError
 from swiftlet_models.folding import MULTIPLE, Part, fold_artifact
 from swiftlet_models.tensors import Adapted, Weights, WeightsError, round_to_bf16
 from swiftlet_models.weights import open_weights
-from swiftlet_serve.engines import _program_numbers, onnx_cpu
+from swiftlet_serve.engines import onnx_cpu
 from swiftlet_serve.engines._matrices import PRECISIONS, finite, stored_ahead
 from swiftlet_serve.engines._program_numbers import (
     Adapter,
     Parameters,
     listed_matrices,
+    program_numbers,
     without_adapter,
 )
 from swiftlet_serve.engines._shared_trunk import SharedTrunk
@@ -229,7 +230,7 @@ class Native:
         self._adapters = adapters or [own]
         self._shapes = {name: product.matrix.shape for name, product in folded.products.items()}
         network = folded, Parameters.of(folded)
-        numbers = _program_numbers.program_numbers(*network)
+        numbers = program_numbers(*network)
         with self._created(numbers) as measured:
             self._add_sizes(measured, *network)
             size = self._c.swiftlet_model_bytes(measured)

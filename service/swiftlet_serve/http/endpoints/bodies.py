@@ -254,7 +254,7 @@ def _has_run(text: bytes | bytearray, size: int) -> bool:
 
 
 def _longest_run(codes: NDArray[np.uint8], size: int) -> int:
-    """Returns the length of the longest run of digits; 0 if it is surely at most `size`."""
+    """Returns the length of the longest run of digits, or 0 if no run can be longer than `size`."""
     digits = codes - 48 < 10  # unsigned: other characters are above 9
     block = max(1, size // 2)  # wherever a longer run begins, it covers a whole block
     if not digits[: len(digits) // block * block].reshape(-1, block).all(axis=1).any():
