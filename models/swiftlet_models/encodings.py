@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +51,13 @@ class Encoding:
     def attends_to(self) -> int:
         """The number of tokens, from the first one on, that tokens attend to."""
         return len(self.input_ids) if self.attended is None else self.attended
+
+    @cached_property
+    def digest(self) -> bytes:
+        """A digest of all that the network and its head read, 32 bytes."""
+        sizes = b"%d %d %d " % (len(self.input_ids), len(self.focus), self.attends_to)
+        parts = (self.input_ids, self.token_type_ids, self.focus)
+        return blake2b(sizes + b"".join([part.tobytes() for part in parts]), digest_size=32).digest()
 
 
 @dataclass(eq=False)

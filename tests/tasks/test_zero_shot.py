@@ -25,7 +25,13 @@ from swiftlet_serve.http.app import create_app
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.tasks import zero_shot
-from swiftlet_serve.tasks._zero_shot_requests import MAX_CHARACTERS, MAX_PAIRS, ZeroShotRequest, fill
+from swiftlet_serve.tasks._zero_shot_requests import (
+    MAX_CHARACTERS,
+    MAX_KEPT_CHARACTERS,
+    MAX_PAIRS,
+    ZeroShotRequest,
+    fill,
+)
 from tests.support.apps import SECRET
 from tests.support.artifacts import make_artifact, make_tokenizer
 from tests.tasks.test_pipeline_parity import manifest
@@ -307,7 +313,10 @@ def test_embedding_model_reads_texts_and_labels_alone(embedder: Any, tokenizer: 
     assert [one.input_ids.tolist() for one in encodings] == [one.input_ids.tolist() for one in expected]
 
 
-def test_embedding_model_tokenises_each_text_and_label_once(embedder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embedding_model_tokenises_each_label_once_for_many_requests(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedder = embedding_task(tokenizer)
     asked: list[str] = []
     ids = Tokenizer._ids
 
@@ -316,8 +325,23 @@ def test_embedding_model_tokenises_each_text_and_label_once(embedder: Any, monke
         return ids(self, texts, mask=mask)
 
     monkeypatch.setattr(Tokenizer, "_ids", counted)
-    embedder.encode(request("ab", ["x", "y"]))
+    _, x, y = embedder.encode(request("ab", ["x", "y"]))
     assert sorted(asked) == ["ab", "x", "y"]
+
+    asked.clear()
+    _, again, _, new = embedder.encode(request("c", ["y", "x", "z"]))
+    assert sorted(asked) == ["c", "z"]
+    assert again.digest == y.digest != x.digest
+    assert new.input_ids.tolist() == tokenizer.encode(["z"], 512)[0].input_ids.tolist()
+
+
+def test_long_label_is_tokenised_for_each_request(embedder: Any, tokenizer: Tokenizer) -> None:
+    """They would take too much memory."""
+    label = "x " * MAX_KEPT_CHARACTERS
+    first, second = [embedder.encode(request("ab", [label]))[1] for _ in range(2)]
+
+    assert first is not second
+    assert first.input_ids.tolist() == tokenizer.encode([label], 512)[0].input_ids.tolist()
 
 
 def test_embedding_model_uses_a_template_of_the_request_only(embedder: Any, tokenizer: Tokenizer) -> None:

@@ -6,7 +6,6 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from hashlib import blake2b
 from typing import Final
 
 from swiftlet_models.encodings import Encoding
@@ -25,7 +24,7 @@ class KeptRows:
     """The rows of one version of a model.
 
     A sequence that is marked as `kept` is computed once, until its row was not used for so long that others took its
-    space. The digest of its tokens finds it: no text is kept.
+    space. The digest of its tokens finds it.
     """
 
     def __init__(self, submit: Submit, max_bytes: int = MAX_BYTES) -> None:
@@ -39,7 +38,7 @@ class KeptRows:
         self, encodings: Sequence[Encoding], deadline: Deadline, priority: Priority, record: RequestRecord | None
     ) -> Sequence[Awaitable[Row]]:
         """Returns the rows that are kept, and submits the other sequences, with the arguments of `Submit`."""
-        digests = [_digest(encoding) if encoding.kept else None for encoding in encodings]
+        digests = [encoding.digest if encoding.kept else None for encoding in encodings]
         found = [None if digest is None else self._rows.get(digest) for digest in digests]
         missing = [encoding for encoding, row in zip(encodings, found, strict=True) if row is None]
         submitted = iter(self._submit(missing, deadline, priority, record))
@@ -69,13 +68,6 @@ class KeptRows:
         while self._bytes > self._max_bytes:
             _, oldest = self._rows.popitem(last=False)
             self._bytes -= ENTRY_BYTES + oldest.nbytes
-
-
-def _digest(encoding: Encoding) -> bytes:
-    """Returns a digest of all that the network and its head read."""
-    sizes = b"%d %d %d " % (len(encoding.input_ids), len(encoding.focus), encoding.attends_to)
-    parts = (encoding.input_ids, encoding.token_type_ids, encoding.focus)
-    return blake2b(sizes + b"".join([part.tobytes() for part in parts]), digest_size=32).digest()
 
 
 def _done(row: Row) -> asyncio.Future[Row]:

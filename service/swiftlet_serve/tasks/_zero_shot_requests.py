@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import string
-from typing import Annotated, Final
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Annotated, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_models.artifact import Manifest
 from swiftlet_models.encodings import Ids
 from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_models.turns import in_turns
 from swiftlet_serve.errors import Unprocessable, invalid_value
 from swiftlet_serve.tasks import _windows
 from swiftlet_serve.tasks._requests import (
@@ -32,6 +35,11 @@ MAX_CHARACTERS: Final = 1 << 20  # of all hypotheses: a template may repeat a la
 LABELS: Final = "/parameters/candidate_labels"
 TEMPLATE: Final = "/parameters/hypothesis_template"
 DEFAULT_TEMPLATE: Final = "This example is {}."
+
+MAX_KEPT: Final = 1024  # labels whose tokens are kept, because many requests name them
+MAX_KEPT_CHARACTERS: Final = 256  # of such a label: all of them take 5 MB at most
+
+T = TypeVar("T")
 
 Label = Annotated[str, Field(max_length=1000)]
 
@@ -104,6 +112,12 @@ class ScoredLabel(BaseModel):
 Ranking = list[ScoredLabel]
 
 
+def kept(read: Callable[[str], T]) -> Callable[[str], T]:
+    """Returns the function, which keeps what it found for the labels that were used last. Threads may call it."""
+    keep = lru_cache(MAX_KEPT)(read)
+    return lambda label: keep(label) if len(label) <= MAX_KEPT_CHARACTERS else read(label)
+
+
 class ZeroShotTask(OneByOne):
     """The parts that do not depend on the kind of model."""
 
@@ -114,6 +128,7 @@ class ZeroShotTask(OneByOne):
         self.tokenizer = tokenizer
         self.manifest = manifest
         self.max_tokens = manifest.max_tokens
+        self._ids: Callable[[str], Ids] = kept(lambda text: tokenizer.ids([text])[0])
 
     def least_response_bytes(self, request: ZeroShotRequest) -> int:
         """Returns a lower bound of the size of the response, which repeats the labels for each text."""
@@ -129,8 +144,8 @@ class ZeroShotTask(OneByOne):
         _check_labels(request, texts, times=texts)
         return super().split(request)
 
-    def checked(self, request: ZeroShotRequest) -> tuple[list[str], list[str], list[Ids]]:
-        """Returns the texts and the labels of a request, and the tokens of the labels.
+    def checked(self, request: ZeroShotRequest) -> tuple[list[str], list[str]]:
+        """Returns the texts and the labels of a request.
 
         Raises:
             Unprocessable: a text or a label is empty, or there are no labels or too many.
@@ -140,12 +155,11 @@ class ZeroShotTask(OneByOne):
             if not text.strip():
                 raise empty_input(pointer)
         labels = _check_labels(request, len(texts), times=1)
-        ids = self.tokenizer.ids(labels)
-        for i, (label, own) in enumerate(zip(labels, ids, strict=True)):
-            if is_blank(label) or not len(own):
+        for i, label in enumerate(in_turns(labels)):
+            if is_blank(label) or not len(self._ids(label)):
                 place = f"{LABELS}/{i}" if isinstance(request.parameters.candidate_labels, list) else LABELS
                 raise invalid_value(place, "empty", "A label is empty. Send labels that are not blank.")
-        return texts, labels, ids
+        return texts, labels
 
     def too_long(self, request: ZeroShotRequest, index: int, tokens: int = 0) -> Unprocessable:
         """Returns the error of a text or hypothesis. The indices of hypotheses follow the indices of texts."""

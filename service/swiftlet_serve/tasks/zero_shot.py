@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models.artifact import Head, Labelling, Manifest, Outputs
-from swiftlet_models.encodings import Encoding, Ids, TextTooLong, TooManyWindows
+from swiftlet_models.encodings import Encoding, TextTooLong, TooManyWindows
 from swiftlet_models.label_names import names_in_words
 from swiftlet_models.labelling import LabelledText, NoRoom, Reader, Scorer
 from swiftlet_models.probabilities import sigmoid, softmax
@@ -39,6 +39,7 @@ from swiftlet_serve.tasks._zero_shot_requests import (
     ZeroShotRequest,
     ZeroShotTask,
     fill,
+    kept,
 )
 from swiftlet_serve.types import Row
 
@@ -92,7 +93,7 @@ class ZeroShot(ZeroShotTask):
             Unprocessable: a text is empty or too long, there are no labels or too many, a label is too long, or the
                 template has no place for a label.
         """
-        texts, labels, _ = self.checked(request)
+        texts, labels = self.checked(request)
         template = request.parameters.hypothesis_template
         hypotheses = [fill(DEFAULT_TEMPLATE if template is None else template, label) for label in labels]
         truncation = request.parameters.truncation
@@ -130,6 +131,7 @@ class EmbeddingZeroShot(ZeroShotTask):
         assert manifest.embedding is not None  # noqa: S101  # for the type checker
         self._prompt = manifest.embedding.default_prompt_text()
         self._forms = Forms(tokenizer, manifest, manifest.embedding)
+        self._hypothesis = kept(self._read)
 
     def encode(self, request: ZeroShotRequest) -> list[Encoding]:
         """Encodes the texts and the labels.
@@ -137,34 +139,31 @@ class EmbeddingZeroShot(ZeroShotTask):
         Raises:
             Unprocessable: as with an NLI model.
         """
-        texts, labels, ids = self.checked(request)
+        texts, labels = self.checked(request)
         template = request.parameters.hypothesis_template
         hypotheses = labels if template is None else [fill(template, label) for label in labels]
-        if template is not None or self._prompt:
-            ids = self.tokenizer.ids([self._prompt + hypothesis for hypothesis in hypotheses])
         prompted = [self._prompt + text for text in texts]
         limits, most = (self.max_tokens, request.parameters.truncation), self.max_sequences
         places = pointers(request.inputs)
         encodings = _windows.encode(self.tokenizer, prompted, *limits, places, most, prefix=self._prompt)
-        for i, own in enumerate(self._in_words(hypotheses, ids), start=len(texts)):
-            sequence, types, _ = self.tokenizer.wrap(own)
-            if len(sequence) > self.max_tokens:
-                raise self.too_long(request, i, len(sequence))
-            encodings.append(Encoding(sequence, types, np.zeros(1, np.int64), text_index=i - len(texts), kept=True))
+        for i, hypothesis in enumerate(in_turns(hypotheses), start=len(texts)):
+            encoding = self._hypothesis(hypothesis)
+            if len(encoding.input_ids) > self.max_tokens:
+                raise self.too_long(request, i, len(encoding.input_ids))
+            encodings.append(encoding)
         return encodings
 
-    def _in_words(self, hypotheses: Sequence[str], ids: Sequence[Ids]) -> Sequence[Ids]:
-        """Returns the tokens of hypotheses, with names such as `PlayMusic` in words, given those without.
+    def _read(self, hypothesis: str) -> Encoding:
+        """Returns the sequence of a hypothesis, with names such as `PlayMusic` in words.
 
         A hypothesis stays as it is if its words take more tokens: `iPhone` is a word of most vocabularies.
         """
-        texts = [names_in_words(hypothesis) for hypothesis in in_turns(hypotheses)]
-        named = [i for i, text in enumerate(texts) if text != hypotheses[i]]
-        read = [*ids]
-        for i, words in zip(named, self.tokenizer.ids([self._prompt + texts[i] for i in named]), strict=True):
-            if 0 < len(words) <= len(ids[i]):
-                read[i] = words
-        return read
+        own = self._ids(self._prompt + hypothesis)
+        if (words := names_in_words(hypothesis)) != hypothesis:
+            (other,) = self.tokenizer.ids([self._prompt + words])
+            own = other if 0 < len(other) <= len(own) else own
+        sequence, types, _ = self.tokenizer.wrap(own)
+        return Encoding(sequence, types, np.zeros(1, np.int64), kept=True)
 
     def decode(self, request: ZeroShotRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> Any:
         """Returns the labels of each text, or of the only one if `inputs` is a text, best first."""
@@ -206,7 +205,7 @@ class LabelledZeroShot(ZeroShotTask):
             Unprocessable: a text or a label is empty, a text is too long, there are no labels or too many, a label
                 occurs twice, they leave no room for a text, or the template has no place for a label.
         """
-        texts, labels, _ = self.checked(request)
+        texts, labels = self.checked(request)
         if request.parameters.truncation == _windows.WINDOW:
             detail = "A model that reads labels with the text has no windows. Set truncation to true or false."
             raise invalid_value("/parameters/truncation", "unsupported", detail)
