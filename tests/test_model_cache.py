@@ -18,19 +18,20 @@ from swiftlet_serve.cli.main import main
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference import model_cache
 from swiftlet_serve.inference.loading import locate
-from swiftlet_serve.inference.model_cache import ModelCache, default_directory
+from swiftlet_serve.inference.model_cache import Make, ModelCache, default_directory
 from swiftlet_serve.inference.model_source import parse
 from tests.support.artifacts import VOCABULARY
 from tests.support.checkpoints import SMALL, reference
 
-MAKE = f"""
-from swiftlet_serve.inference import model_cache
+FILL = f"""
+import sys
+from swiftlet_serve.inference.model_cache import ModelCache
+from swiftlet_serve.inference.model_source import parse
 def make(source, revision, entry, lock):
-    path = entry / entry.name.rpartition("-")[0]
-    path.mkdir(parents=True)
-    (path / {MANIFEST!r}).touch()
-model_cache._import = make
-"""  # in place of an import
+    (entry / source.name).mkdir(parents=True)
+    (entry / source.name / {MANIFEST!r}).touch()
+print(ModelCache(sys.argv[1], make).fetch(*parse(sys.argv[2:])))
+"""
 SERVE = "import sys; from swiftlet_serve.inference.loading import locate; print(*locate(sys.argv[2:], sys.argv[1]))"
 
 
@@ -51,6 +52,16 @@ def filled(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cache
 
 
+def fetch(word: object, cache: Path, make: Make) -> Path:
+    """Does what `locate` does with a checkpoint, with something else in place of an import."""
+    (source,) = parse([str(word)])
+    return ModelCache(str(cache), make).fetch(source)
+
+
+def fail(*_: object) -> None:
+    raise SetupError("no")
+
+
 def make(cache: Path, key: str, name: str, size: int, used: float) -> Path:
     """Writes what looks like an entry."""
     path = cache / key / name
@@ -61,9 +72,8 @@ def make(cache: Path, key: str, name: str, size: int, used: float) -> Path:
 
 
 def test_a_checkpoint_is_imported_once(checkpoint: Path, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_cache, "_import", lambda *_: pytest.fail("It was imported twice."))
     monkeypatch.setattr(model_cache, "_content", lambda _: pytest.fail("It was read twice."))
-    (path,) = locate([str(checkpoint)], str(filled))
+    path = fetch(checkpoint, filled, fail)
 
     assert path.is_relative_to(filled)
     artifact = open_artifact(path)
@@ -73,14 +83,11 @@ def test_a_checkpoint_is_imported_once(checkpoint: Path, filled: Path, monkeypat
     assert [entry.path for entry in ModelCache(str(filled)).entries()] == [path]
 
 
-def test_the_state_of_a_training_is_not_read(
-    checkpoint: Path, filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model_cache, "_import", lambda *_: pytest.fail("It was imported twice."))
+def test_the_state_of_a_training_is_not_read(checkpoint: Path, filled: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(checkpoint, tmp_path / "Tiny")
     for name in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth"):
         (copy / name).write_text("moments", "utf-8")
-    assert locate([str(copy)], str(filled)) == locate([str(checkpoint)], str(filled))
+    assert fetch(copy, filled, fail) == fetch(checkpoint, filled, fail)
 
 
 @pytest.mark.parametrize("change", ["option", "content", "file", "conversion"])
@@ -88,7 +95,6 @@ def test_another_checkpoint_has_another_entry(
     checkpoint: Path, filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     made: list[Path] = []
-    monkeypatch.setattr(model_cache, "_import", lambda source, _, entry, __: made.append(make(*_parts(entry), 1, 1.0)))
     copy = tmp_path / "Tiny"
     copy.mkdir()
     for file in checkpoint.iterdir():
@@ -107,7 +113,7 @@ def test_another_checkpoint_has_another_entry(
         (copy / "1_Pooling" / "config.json").write_text("{}", "utf-8")
     else:
         monkeypatch.setattr(model_cache, "CONVERSION", 999)
-    (path,) = locate([word], str(filled))
+    path = fetch(word, filled, lambda _, __, entry, ___: made.append(make(*_parts(entry), 1, 1.0)))
 
     assert made == [path]
     model_cache.shutil.rmtree(path.parent)
@@ -117,7 +123,7 @@ def _parts(entry: Path) -> tuple[Path, str, str]:
     return entry.parent, entry.name, entry.name.rpartition("-")[0]
 
 
-def test_a_damaged_entry_is_made_again(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_entry_is_made_again(checkpoint: Path, tmp_path: Path) -> None:
     """A killed import leaves its temporary folder, and no manifest."""
     made: list[Path] = []
 
@@ -125,12 +131,11 @@ def test_a_damaged_entry_is_made_again(checkpoint: Path, tmp_path: Path, monkeyp
         assert not entry.exists() or not list(entry.glob(f"*/{MANIFEST}"))
         made.append(make(*_parts(entry), 1, 1.0))
 
-    monkeypatch.setattr(model_cache, "_import", write)
-    (path,) = locate([str(checkpoint)], str(tmp_path))
+    path = fetch(checkpoint, tmp_path, write)
     (path / MANIFEST).unlink()
     (path / MANIFEST).with_name("weights.safetensors").touch()
     path.rename(path.parent / ".release-x")
-    assert locate([str(checkpoint)], str(tmp_path)) == [path]
+    assert fetch(checkpoint, tmp_path, write) == path
     assert made == [path, path]
 
 
@@ -232,26 +237,18 @@ def test_a_model_in_use_is_not_removed(checkpoint: Path, filled: Path) -> None:
 
 def serve(checkpoint: Path, cache: Path) -> Path:
     """Does what a process that serves a checkpoint does, up to the release of its locks."""
-    (path,) = locate([str(checkpoint)], str(cache))
+    path = fetch(checkpoint, cache, lambda _, __, entry, ___: make(*_parts(entry), 1, 1.0))
     while model_cache._held:
         os.close(model_cache._held.popitem()[1])
     return path
 
 
-def test_nothing_stays_of_an_entry_that_is_removed(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_stays_of_an_entry_that_is_removed(checkpoint: Path, tmp_path: Path) -> None:
     """Also nothing of a failed import, once another one succeeds."""
-
-    def fail(*_: object) -> None:
-        raise SetupError("no")
-
     cache = ModelCache(str(tmp_path))
-    monkeypatch.setattr(model_cache, "_import", fail)
     with pytest.raises(SetupError):
-        locate([f"{checkpoint}:task=qa"], str(tmp_path))
+        fetch(f"{checkpoint}:task=qa", tmp_path, fail)
     model_cache._held.clear()
-    monkeypatch.setattr(model_cache, "_import", lambda source, _, entry, __: make(*_parts(entry), 1, 1.0))
     serve(checkpoint, tmp_path)
     assert sorted(path.suffix for path in tmp_path.iterdir()) == ["", ".lock", ".state"]
     (entry,) = cache.entries()
@@ -264,8 +261,6 @@ def test_an_entry_that_is_removed_meanwhile_is_made_again(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     """Another process removes it just before this one takes a lock. A lock on a file that is gone locks nobody out."""
-    made: list[Path] = []
-    monkeypatch.setattr(model_cache, "_import", lambda source, _, entry, __: made.append(make(*_parts(entry), 1, 1.0)))
     path = serve(checkpoint, tmp_path)
     cache, flock, calls = ModelCache(str(tmp_path)), fcntl.flock, []
 
@@ -279,7 +274,7 @@ def test_an_entry_that_is_removed_meanwhile_is_made_again(
         flock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", lock)
-    (found,) = locate([str(checkpoint)], str(tmp_path))
+    found = fetch(checkpoint, tmp_path, lambda _, __, entry, ___: make(*_parts(entry), 1, 1.0))
     monkeypatch.setattr(fcntl, "flock", flock)
     assert (found, (found / MANIFEST).exists()) == (path, True)
     (entry,) = cache.entries()
@@ -307,7 +302,7 @@ def test_a_user_without_a_home_directory_is_told() -> None:
 
 def test_a_temporary_cache_ends_with_its_process(checkpoint: Path) -> None:
     made = subprocess.run(
-        [sys.executable, "-c", f"{MAKE}\n{SERVE}", "none", str(checkpoint)],
+        [sys.executable, "-c", FILL, "none", str(checkpoint)],
         stdout=subprocess.PIPE,
         check=True,
         text=True,

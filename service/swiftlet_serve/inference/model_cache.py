@@ -12,11 +12,7 @@ import fcntl
 import hashlib
 import logging
 import os
-import re
-import shlex
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +26,7 @@ from swiftlet_models.artifact import MANIFEST
 from swiftlet_models.sources import TRAINING_STATE
 from swiftlet_serve import build_info
 from swiftlet_serve.errors import SetupError
+from swiftlet_serve.inference.model_import import import_model
 from swiftlet_serve.inference.model_source import ModelSource
 
 log = logging.getLogger(__name__)
@@ -42,11 +39,11 @@ STATE: Final = ".state"  # a file with the hash of the content of files in this 
 RETRIES: Final = 100
 RETRY_S: Final = 0.05
 MAX_FILE_DEPTH: Final = 2  # of a checkpoint: modules of sentence-transformers are directories
-OPTION: Final = re.compile(r"--(special-token|pair-separator|accept-tokenizer|label)\b")  # of an import alone
-# Of an import, and of a model to serve: --task qa is :task=qa there.
-FOR_SERVE: Final = re.compile(r"--(task|pooling|precision|adapter|name)\b(?: ([a-z]+(?:-[a-z]+)*)(?=[:.,]))?")
 # Beginnings of names that no import reads.
 SKIPPED: Final = (".git", ".cache", "openvino", "checkpoint-", *TRAINING_STATE)
+
+Make = Callable[[ModelSource, str | None, Path, int], object]
+"""Writes the entry of a source, in the revision that was fetched, while it holds the lock of this descriptor."""
 
 _held: dict[Path, int] = {}  # the locks of the entries that this process uses
 
@@ -63,12 +60,13 @@ class Entry:
 class ModelCache:
     """A directory of imported models."""
 
-    def __init__(self, location: str = "") -> None:
-        """Opens a cache: a directory, `none`, or, if the location is empty, the user's cache.
+    def __init__(self, location: str = "", make: Make = import_model) -> None:
+        """Opens a cache: a directory, `none`, or, if the location is empty, the user's cache. `make` fills it.
 
         Raises:
             SetupError: the directory cannot be written.
         """
+        self._make = make
         try:
             if location == NONE:
                 self._root = Path(tempfile.mkdtemp(prefix="swiftlet-models-"))
@@ -94,9 +92,8 @@ class ModelCache:
         key = f"{source.name}-{self._digest(parts, source)}"
         entry = self._root / key
         path = entry / source.name
-        self._use(
-            key, lambda: (path / MANIFEST).is_file(), lambda lock: _import(source, origin.get("revision"), entry, lock)
-        )
+        is_complete, revision = (path / MANIFEST).is_file, origin.get("revision")
+        self._use(key, is_complete, lambda lock: self._make(source, revision, entry, lock))
         os.utime(entry)
         return path
 
@@ -146,7 +143,7 @@ class ModelCache:
             raise self._unusable(error) from None
         return digest
 
-    def _use(self, key: str, is_complete: Callable[[], bool], make: Callable[[int], None]) -> None:
+    def _use(self, key: str, is_complete: Callable[[], bool], make: Callable[[int], object]) -> None:
         """Makes an entry unless it is complete, and holds a shared lock on it until this process ends."""
         file = self._root / f"{key}{LOCK}"
         for _ in range(RETRIES):
@@ -233,37 +230,3 @@ def _files(directory: Path, depth: int) -> Iterator[Path]:
             yield from _files(entry, depth - 1)
         elif entry.is_file():
             yield entry
-
-
-def _import(source: ModelSource, revision: str | None, entry: Path, lock: int) -> None:
-    """Imports a checkpoint in a process of its own, whose memory is then free. Its progress goes to stderr.
-
-    That process holds the lock, too: if this one is killed, others wait until the import has ended.
-
-    Raises:
-        SetupError: the import fails, with its message.
-    """
-    command = [sys.executable, "-m", "swiftlet_serve", "import", "--out", str(entry)]
-    command += [f"--{key}={value}" for key, value in ({"name": source.name} | dict(source.options)).items()]
-    command += [f"--revision={revision}"] if revision else []
-    command += ["--", source.source]  # which may begin with a hyphen
-    log.info("importing %s, once for this content of it", source.name)
-    shutil.rmtree(entry, ignore_errors=True)
-    started, message = time.monotonic(), ""
-    with subprocess.Popen(  # noqa: S603  # this Python
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, pass_fds=(lock,)
-    ) as process:
-        for line in process.stderr or ():
-            if line.startswith("Error: "):
-                message = line.removeprefix("Error: ").strip()
-            else:
-                print(line, end="", file=sys.stderr, flush=True)
-    if process.returncode:
-        shutil.rmtree(entry, ignore_errors=True)
-        message = message or f"The import of {source.source} ended with the status {process.returncode}."
-        message = FOR_SERVE.sub(r":\1=\2", message)
-        if OPTION.search(message):
-            importing = f"swiftlet import {shlex.quote(source.source)}"
-            message = f"{message} Options are those of {importing}: run it with them, and serve the artifact it writes."
-        raise SetupError(message)
-    log.info("imported %s in %.1f s", source.name, time.monotonic() - started)
