@@ -150,6 +150,12 @@ def test_forms_are_compared_by_what_they_mean(tokenizer: Tokenizer) -> None:
     assert evaluator.agreement(answers, answers).value == 100
 
 
+def test_vectors_of_zeros_are_equal() -> None:
+    """A static model has them for a text of unknown words, in int8 as in fp32."""
+    zeros, other = np.zeros(3), np.array([0.0, 2.0, 0.0])
+    assert (similarity(zeros, zeros), similarity(zeros, other), similarity(other, other)) == (1, 0, 1)
+
+
 def test_bulk_and_tensors_know_the_vector() -> None:
     assert answer_fields(embed.Embed.Response) == {"embedding": float}
 

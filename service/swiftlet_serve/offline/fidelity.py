@@ -118,6 +118,6 @@ def _cosines(embedding: Embedding, a: NDArray[np.float64], b: NDArray[np.float64
         w, w_b = np.maximum(sparse, 0).ravel(), np.maximum(sparse_b, 0).ravel()
         for _ in range(embedding.sparse.logarithms):
             w, w_b = np.log1p(w), np.log1p(w_b)
-        yield cosine(w, w_b) if w.any() or w_b.any() else 1.0
+        yield cosine(w, w_b)
     if width:
         yield float(np.mean([cosine(*pair) for pair in zip(several, several_b, strict=True)]))

@@ -227,7 +227,12 @@ def normalized(vectors: Floats) -> Floats:
 
 
 def cosine(first: NDArray[Any], second: NDArray[Any]) -> float:
-    """Returns the cosine of two vectors (D,); 0 if one of them is a vector of zeros."""
+    """Returns the cosine of two vectors (D,); 0 if one of them is a vector of zeros, and 1 if both are.
+
+    A static model has zeros for a text of unknown words.
+    """
+    if not (first.any() or second.any()):
+        return 1.0
     return float(normalized(first.astype(np.float64)) @ normalized(second.astype(np.float64)))
 
 
