@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Annotated, Final, TypeVar
 
@@ -191,11 +191,11 @@ def _check_labels(request: ZeroShotRequest, texts: int, *, times: int) -> list[s
     return labels
 
 
-def fill(template: str, label: str) -> str:
-    """Returns a hypothesis. The template's fields are `{}` or `{0}`, without formats, which could be of any length.
+def fill(template: str, labels: Sequence[str]) -> list[str]:
+    """Returns the hypothesis of each label. The fields of a template are `{}` or `{0}`, without formats.
 
     Raises:
-        Unprocessable: the template has no field, or another one.
+        Unprocessable: the template has no field, or another one. A format could make a text of any length.
     """
     try:
         parts = list(string.Formatter().parse(template))
@@ -206,4 +206,9 @@ def fill(template: str, label: str) -> str:
     if not plain or not (fields == [""] or (fields and set(fields) == {"0"})):
         detail = "The template has no place for the label. Write {} there, and no other braces."
         raise invalid_value(TEMPLATE, "no_placeholder", detail)
-    return "".join(literal + (label if field is not None else "") for literal, field, _, _ in parts)
+    between = [""]  # the texts between fields; `{{`, which stands for a brace, parts them as well
+    for literal, field, _, _ in parts:
+        between[-1] += literal
+        if field is not None:
+            between.append("")
+    return [label.join(between) for label in labels]

@@ -95,7 +95,7 @@ class ZeroShot(ZeroShotTask):
         """
         texts, labels = self.checked(request)
         template = request.parameters.hypothesis_template
-        hypotheses = [fill(DEFAULT_TEMPLATE if template is None else template, label) for label in labels]
+        hypotheses = fill(DEFAULT_TEMPLATE if template is None else template, labels)
         truncation = request.parameters.truncation
         try:
             if truncation == _windows.WINDOW:
@@ -141,7 +141,7 @@ class EmbeddingZeroShot(ZeroShotTask):
         """
         texts, labels = self.checked(request)
         template = request.parameters.hypothesis_template
-        hypotheses = labels if template is None else [fill(template, label) for label in labels]
+        hypotheses = labels if template is None else fill(template, labels)
         prompted = [self._prompt + text for text in texts]
         limits, most = (self.max_tokens, request.parameters.truncation), self.max_sequences
         places = pointers(request.inputs)
@@ -212,7 +212,7 @@ class LabelledZeroShot(ZeroShotTask):
         if len({*labels}) < len(labels):
             raise invalid_value(LABELS, "duplicate", "A label occurs twice. Name each label once.")
         if (template := request.parameters.hypothesis_template) is not None:
-            labels = [fill(template, label) for label in labels]
+            labels = fill(template, labels)
         ids = self._reader.labels(labels)
         try:
             sequences = [
