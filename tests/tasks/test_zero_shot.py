@@ -27,8 +27,10 @@ from swiftlet_serve.settings import Settings
 from swiftlet_serve.tasks import zero_shot
 from swiftlet_serve.tasks._zero_shot_requests import (
     MAX_CHARACTERS,
+    MAX_KEPT,
     MAX_KEPT_CHARACTERS,
     MAX_PAIRS,
+    Kept,
     ZeroShotRequest,
     fill,
 )
@@ -333,6 +335,21 @@ def test_embedding_model_tokenises_each_label_once_for_many_requests(
     assert sorted(asked) == ["c", "z"]
     assert again.digest == y.digest != x.digest
     assert new.input_ids.tolist() == tokenizer.encode(["z"], 512)[0].input_ids.tolist()
+
+
+def test_embedding_model_tells_the_characters_that_it_has_not_read(tokenizer: Tokenizer) -> None:
+    embedder, made = embedding_task(tokenizer), request("abc", ["x", "yy"], hypothesis_template="is {}")
+    assert embedder.unread(made) == 3 + 4 + 5
+    embedder.encode(made)
+    assert embedder.unread(made) == 3
+    assert embedder.unread(request("a", ["x"], hypothesis_template="no place")) == 0
+
+
+def test_labels_that_are_kept_are_bounded() -> None:
+    kept = Kept(str.upper)
+    assert [kept[str(i)] for i in range(MAX_KEPT + 1)] == [str(i) for i in range(MAX_KEPT + 1)]
+    assert "0" not in kept
+    assert str(MAX_KEPT) in kept
 
 
 def test_long_label_is_tokenised_for_each_request(embedder: Any, tokenizer: Tokenizer) -> None:

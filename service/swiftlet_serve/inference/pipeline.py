@@ -260,7 +260,8 @@ class Pipeline:
 
     def _encodes_quickly(self, request: BaseModel) -> bool:
         """Returns whether encoding takes no longer than a thread switch."""
-        length = characters(request)
+        unread = getattr(self.model.task, "unread", characters)  # a task may know what earlier requests named
+        length = unread(request)
         if self.model.manifest.reading.pair_prompt:  # which each text is read with
             return False
         if length <= MAX_INLINE_CHARACTERS:
@@ -336,7 +337,7 @@ def check_duration(lengths: Sequence[int], minimum_s: Callable[[Sequence[int]], 
 
 def _values(sequence: Encoding, outcome: Outcome) -> int:
     """Returns the number of values to decode. A ranked value is written with its text, and counts for each token."""
-    if isinstance(outcome, Internal):
+    if isinstance(outcome, Internal) or sequence.kept:  # all that are kept are compared with the others at once
         return 0
     return outcome.size * len(sequence.input_ids) if isinstance(sequence, Ranked) else outcome.size
 

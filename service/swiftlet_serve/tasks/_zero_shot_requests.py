@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_models.artifact import Manifest
-from swiftlet_models.encodings import Ids
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_models.turns import in_turns
 from swiftlet_serve.errors import Unprocessable, invalid_value
@@ -112,10 +110,25 @@ class ScoredLabel(BaseModel):
 Ranking = list[ScoredLabel]
 
 
-def kept(read: Callable[[str], T]) -> Callable[[str], T]:
-    """Returns the function, which keeps what it found for the labels that were used last. Threads may call it."""
-    keep = lru_cache(MAX_KEPT)(read)
-    return lambda label: keep(label) if len(label) <= MAX_KEPT_CHARACTERS else read(label)
+class Kept(Generic[T]):
+    """What was found for labels that earlier requests named, until there are too many. Threads may share it."""
+
+    def __init__(self, find: Callable[[str], T]) -> None:
+        self._find = find
+        self._found: dict[str, T] = {}
+
+    def __contains__(self, label: str) -> bool:
+        return label in self._found
+
+    def __getitem__(self, label: str) -> T:
+        found = self._found.get(label)
+        if found is None:
+            found = self._find(label)
+            if len(label) <= MAX_KEPT_CHARACTERS:
+                if len(self._found) >= MAX_KEPT:
+                    self._found.clear()
+                self._found[label] = found
+        return found
 
 
 class ZeroShotTask(OneByOne):
@@ -128,7 +141,7 @@ class ZeroShotTask(OneByOne):
         self.tokenizer = tokenizer
         self.manifest = manifest
         self.max_tokens = manifest.max_tokens
-        self._ids: Callable[[str], Ids] = kept(lambda text: tokenizer.ids([text])[0])
+        self._ids = Kept(lambda text: tokenizer.ids([text])[0])
 
     def least_response_bytes(self, request: ZeroShotRequest) -> int:
         """Returns a lower bound of the size of the response, which repeats the labels for each text."""
@@ -156,7 +169,7 @@ class ZeroShotTask(OneByOne):
                 raise empty_input(pointer)
         labels = _check_labels(request, len(texts), times=1)
         for i, label in enumerate(in_turns(labels)):
-            if is_blank(label) or not len(self._ids(label)):
+            if is_blank(label) or not len(self._ids[label]):
                 place = f"{LABELS}/{i}" if isinstance(request.parameters.candidate_labels, list) else LABELS
                 raise invalid_value(place, "empty", "A label is empty. Send labels that are not blank.")
         return texts, labels

@@ -28,18 +28,18 @@ from swiftlet_models.tensors import Floats, HeadWeights
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_models.turns import in_turns
 from swiftlet_serve import tasks
-from swiftlet_serve.errors import invalid_value
+from swiftlet_serve.errors import Unprocessable, invalid_value
 from swiftlet_serve.tasks import _windows
-from swiftlet_serve.tasks._requests import MAX_HIDDEN_NUMBERS, pointers
+from swiftlet_serve.tasks._requests import MAX_HIDDEN_NUMBERS, characters, pointers
 from swiftlet_serve.tasks._vector_forms import Forms, normalized
 from swiftlet_serve.tasks._zero_shot_requests import (
     DEFAULT_TEMPLATE,
     LABELS,
     MAX_PAIRS,
+    Kept,
     ZeroShotRequest,
     ZeroShotTask,
     fill,
-    kept,
 )
 from swiftlet_serve.types import Row
 
@@ -131,7 +131,7 @@ class EmbeddingZeroShot(ZeroShotTask):
         assert manifest.embedding is not None  # noqa: S101  # for the type checker
         self._prompt = manifest.embedding.default_prompt_text()
         self._forms = Forms(tokenizer, manifest, manifest.embedding)
-        self._hypothesis = kept(self._read)
+        self._sequences = Kept(self._read)
 
     def encode(self, request: ZeroShotRequest) -> list[Encoding]:
         """Encodes the texts and the labels.
@@ -139,26 +139,32 @@ class EmbeddingZeroShot(ZeroShotTask):
         Raises:
             Unprocessable: as with an NLI model.
         """
-        texts, labels = self.checked(request)
-        template = request.parameters.hypothesis_template
-        hypotheses = labels if template is None else fill(template, labels)
+        texts, _ = self.checked(request)
         prompted = [self._prompt + text for text in texts]
         limits, most = (self.max_tokens, request.parameters.truncation), self.max_sequences
         places = pointers(request.inputs)
         encodings = _windows.encode(self.tokenizer, prompted, *limits, places, most, prefix=self._prompt)
-        for i, hypothesis in enumerate(in_turns(hypotheses), start=len(texts)):
-            encoding = self._hypothesis(hypothesis)
+        for i, hypothesis in enumerate(in_turns(_hypotheses(request)), start=len(texts)):
+            encoding = self._sequences[hypothesis]
             if len(encoding.input_ids) > self.max_tokens:
                 raise self.too_long(request, i, len(encoding.input_ids))
             encodings.append(encoding)
         return encodings
+
+    def unread(self, request: ZeroShotRequest) -> int:
+        """Returns the number of characters that `encode` tokenises."""
+        try:
+            new = [hypothesis for hypothesis in _hypotheses(request) if hypothesis not in self._sequences]
+        except Unprocessable:
+            return 0
+        return characters(request.inputs) + characters(new)
 
     def _read(self, hypothesis: str) -> Encoding:
         """Returns the sequence of a hypothesis, with names such as `PlayMusic` in words.
 
         A hypothesis stays as it is if its words take more tokens: `iPhone` is a word of most vocabularies.
         """
-        own = self._ids(self._prompt + hypothesis)
+        own = self._ids[self._prompt + hypothesis]
         if (words := names_in_words(hypothesis)) != hypothesis:
             (other,) = self.tokenizer.ids([self._prompt + words])
             own = other if 0 < len(other) <= len(own) else own
@@ -175,6 +181,16 @@ class EmbeddingZeroShot(ZeroShotTask):
             scores = softmax(np.stack([np.zeros_like(scores), scores], axis=-1))[..., 1]
         scores = joined(request, encodings[: -len(labels)], scores)
         return answer(request, labels, scores if independent else softmax(scores))
+
+
+def _hypotheses(request: ZeroShotRequest) -> Sequence[str]:
+    """Returns what a model of vectors reads of each label.
+
+    Raises:
+        Unprocessable: the template has no place for a label.
+    """
+    template, labels = request.parameters.hypothesis_template, request.parameters.labels
+    return labels if template is None else fill(template, labels)
 
 
 def joined(request: ZeroShotRequest, encodings: Sequence[Encoding], scores: NDArray[np.float64]) -> NDArray[np.float64]:
