@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from swiftlet_models.artifact import Precision, open_artifact
 from swiftlet_serve.engines.native import Library, Native
 from swiftlet_serve.inference.loading import BUNDLED
+from swiftlet_serve.machine.cores import Node
 from swiftlet_serve.types import Batch
 from swiftlet_serve.workers.hosted_model import host_model, run_timed
 from tests.support.checkpoints import Task
@@ -158,6 +159,7 @@ def test_helpers_join_and_leave_calls_without_data_races(program):
     """Several threads make calls while the number of cores changes. A sanitizer's report ends the program."""
     helped = 0
     with Remote(str(program)) as library:
+        library.share_cores(1, [Node(frozenset({0, 1}), 8), Node(frozenset({2, 3}), 8)])
         for seed, (architecture, task) in enumerate([("bert", "qa"), ("mobilebert", "fill-mask"), ("albert", "qa")]):
             network = Native(library, folded(architecture, task))
             for batch in (LONG, SEVERAL):
@@ -188,6 +190,29 @@ def test_time_of_helpers_counts_for_the_call():
     assert all(result.helped_s >= 0 for result in results)
     if len(os.sched_getaffinity(0)) > 1:
         assert max(result.helped_s for result in results) > 0
+
+
+@pytest.mark.parametrize("on_one_node", [True, False])
+def test_only_cores_of_a_node_help_with_its_calls(on_one_node, tmp_path):
+    """Two NUMA nodes: this process's CPUs are on one of them, or on both."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("there is one core")
+    library = Library(Path(shutil.copy(best().file, tmp_path)))  # whose nodes are not known yet
+    first, *others = sorted(os.sched_getaffinity(0))
+    more = range(max(others) + 1, max(others) + 9)
+    nodes = [{first, *others}, more] if on_one_node else [{first}, {*others, *more}]
+    library.share_cores(8, [Node(frozenset(cpus), len(cpus)) for cpus in nodes])
+    network, helped = Native(library, folded("bert", "qa")), 0.0
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {first})
+    try:
+        for _ in range(100):
+            network.run(SEVERAL)
+            helped += network.helped_s
+    finally:
+        os.sched_setaffinity(0, before)
+
+    assert (helped > 0) == on_one_node
 
 
 def test_engine_without_cores_to_share_reports_no_help():
