@@ -1,6 +1,7 @@
 // Threads that help with running calls while cores are idle.
 //
-// A call is a list of tasks, in stages: the tasks of a stage may run at the same time, after all those of the stage before.
+// A call is a list of tasks, in stages: the tasks of a stage may run at the same time, after all those of the stage before. If
+// they cannot be divided well, threads share the steps of each task instead.
 // The thread that makes the call takes one task after another. A helper joins the call with the most tasks left while fewer
 // threads work than there are cores. It leaves between two tasks when a new call arrives. Helpers wait without spinning.
 // Which thread computes a task changes no result. A helper belongs to a NUMA node, and joins calls that started there.
@@ -23,6 +24,7 @@
 #include <limits>
 #include <mutex>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 namespace {
@@ -43,14 +45,76 @@ struct Node {
     std::condition_variable called;
 };
 
+// Parts of a step that the thread of a call shares with helpers. The parts of the next step follow within microseconds, so that
+// helpers spin meanwhile.
+class SharedStep {
+   public:
+    // Runs a function for each part, on this thread and on those in `assist`. Throws what the function throws.
+    template <class Run>
+    void share(int parts, Run&& run) {
+        run_ = [](void* function, int part, bool helps) { (*static_cast<std::remove_reference_t<Run>*>(function))(part, helps); };
+        function_ = &run, done_.store(0, std::memory_order_relaxed);
+        const std::uint64_t step = (left_.load(std::memory_order_relaxed) >> 24) + 1;
+        left_.store(step << 24 | static_cast<std::uint64_t>(parts) << 16 | static_cast<std::uint64_t>(parts / 2) << 8, std::memory_order_release);
+        while (take(false)) {}
+        for (int i = 0; done_.load(std::memory_order_acquire) < parts; i++) i < spins ? pause_briefly() : std::this_thread::yield();
+        if (failure_) std::rethrow_exception(failure_);
+    }
+
+    // Runs parts of one step after another until `leaves` says so.
+    template <class Leaves>
+    void assist(Leaves&& leaves) {
+        assisting_++;
+        for (int i = 0; !leaves(); i++) {
+            if (take(true))
+                i = 0;
+            else
+                i < spins ? pause_briefly() : std::this_thread::yield();
+        }
+        assisting_--;
+    }
+    bool assisted() const { return assisting_.load(std::memory_order_relaxed) > 0; }
+
+   private:
+    static constexpr int spins = 2000;
+
+    // Runs a part, if one is left. The first half is for the thread of the call, and the second one for helpers: a thread reads
+    // weights in their order as long as there are any of its own.
+    bool take(bool helps) {
+        std::uint64_t left = left_.load(std::memory_order_acquire);
+        for (;;) {
+            const int parts = left >> 16 & 0xff, first = left & 0xff, second = left >> 8 & 0xff;
+            const bool has_first = first < parts / 2, has_second = second < parts;
+            if (!has_first && !has_second) return false;
+            const bool takes_first = helps ? !has_second : has_first;
+            if (!left_.compare_exchange_weak(left, left + (takes_first ? 1 : 1 << 8), std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+            try {
+                run_(function_, takes_first ? first : second, helps);
+            } catch (...) {
+                if (!failed_.exchange(true)) failure_ = std::current_exception();
+            }
+            done_.fetch_add(1, std::memory_order_acq_rel);
+            return true;
+        }
+    }
+
+    // The number of the step, and a byte each: its parts, the next part of its second half, and of its first half.
+    std::atomic<std::uint64_t> left_{0};
+    std::atomic<int> assisting_{0}, done_{0};
+    void (*run_)(void*, int, bool) = nullptr;
+    void* function_ = nullptr;
+    std::atomic<bool> failed_{false};
+    std::exception_ptr failure_;
+};
+
 // The tasks of a call. Several threads may run them at the same time.
 class Tasks {
    public:
     virtual ~Tasks() = default;
 
     int left() const { return std::max(0, count() - next_.load(std::memory_order_relaxed)); }
-    // The most tasks that can run at the same time.
-    int widest() const { return widest_; }
+    // The most threads that can run it at the same time.
+    int widest() const { return shares_steps_ ? most_sharing : widest_; }
 
     // Takes tasks until none is left, or until `leaves` says so between two tasks.
     template <class Leaves>
@@ -68,6 +132,13 @@ class Tasks {
             done_++;  // in one order with `sleepers_`, so that no sleeper misses it
             if (sleepers_) wake();
         }
+    }
+
+    // What a helper does: it takes tasks, or its part of steps.
+    template <class Leaves>
+    void help(Leaves&& leaves) {
+        if (!shares_steps_) return work(leaves);
+        step_.assist([&] { return done_.load(std::memory_order_acquire) >= count() || leaves(); });
     }
 
     // Waits until all tasks are done. Throws what a task has thrown.
@@ -90,6 +161,10 @@ class Tasks {
         widest_ = std::max(widest_, tasks);
     }
     virtual void run(int stage, int task) = 0;
+
+    static constexpr int most_sharing = 4;  // threads of a call that shares its steps
+    bool shares_steps_ = false;             // instead of its tasks
+    mutable SharedStep step_;
 
    private:
     int count() const { return ends_.empty() ? 0 : ends_.back(); }
@@ -225,7 +300,7 @@ class Helpers {
             lock.unlock();
             const auto started = std::chrono::steady_clock::now();
             bool counted = true;
-            call->work([&] { return !(counted = !gives_back(node)); });
+            call->help([&] { return !(counted = !gives_back(node)); });
             if (counted) busy_--, node.busy--;
             call->after_work();
             call->helped_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - started).count();
