@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from swiftlet_models.artifact import Precision, open_artifact
 from swiftlet_serve.engines.native import Library, Native
 from swiftlet_serve.inference.loading import BUNDLED
+from swiftlet_serve.machine.cores import Node
 from swiftlet_serve.types import Batch
 from swiftlet_serve.workers.hosted_model import host_model, run_timed
 from tests.support.checkpoints import Task
@@ -31,6 +32,7 @@ from tests.support.paths import ROOT
 from tests.support.remote import PROGRAM, Remote
 from tests.support.tiers import first, first_of_each
 
+SHORT = Batch.of([encoding(12, [0, 3, 11], 1)])  # whose products threads share
 LONG = Batch.of([encoding(40, [0, 3, 39], 1)])
 SEVERAL = Batch.of([encoding(n, [0, n - 1], n) for n in (40, 40, 40, 40, 30, 17, 1)])
 KERNELS = {"avx2": ("-mavx2", "-mfma"), "plain": ()}
@@ -60,7 +62,7 @@ def check_bits(
     library: Library, architecture: str, task: Task, cores: Iterable[int], precision: Precision = "int8"
 ) -> None:
     network = Native(library, folded(architecture, task), precision=precision)
-    for batch in (LONG, SEVERAL):
+    for batch in (SHORT, LONG, SEVERAL):
         library.share_cores(1)
         expected = [row.tobytes() for row in network.run(batch)]
         for count in cores:
@@ -156,38 +158,64 @@ def stress(library: Library, network: Native, batch: Batch, callers: int, rounds
 @pytest.mark.exhaustive
 def test_helpers_join_and_leave_calls_without_data_races(program):
     """Several threads make calls while the number of cores changes. A sanitizer's report ends the program."""
-    helped = 0
+    helped = dict.fromkeys((SHORT, LONG, SEVERAL), 0)
     with Remote(str(program)) as library:
+        library.share_cores(1, [Node(frozenset({0, 1}), 8), Node(frozenset({2, 3}), 8)])
         for seed, (architecture, task) in enumerate([("bert", "qa"), ("mobilebert", "fill-mask"), ("albert", "qa")]):
             network = Native(library, folded(architecture, task))
-            for batch in (LONG, SEVERAL):
-                helped += stress(library, network, batch, 3, 4, seed)
-    assert helped > 0
+            for batch in helped:
+                helped[batch] += stress(library, network, batch, 3, 4, seed)
+    assert all(helped.values())
 
 
-def test_helper_that_finds_a_wrong_sum_makes_the_call_run_again(tmp_path):
+@pytest.mark.parametrize("batch", [SHORT, SEVERAL])
+def test_helper_that_finds_a_wrong_sum_makes_the_call_run_again(batch, tmp_path):
     """On tiles that lose sums, in any thread: the answer is that of vectors."""
     faulty = Library(plain_tiles(tmp_path, "-DSWIFTLET_TILE_FAULT=3"))
     network = Native(faulty, folded("bert", "qa"))
     faulty.share_cores(4)
     for _ in range(100):
-        rows = network.run(SEVERAL)
+        rows = network.run(batch)
         if faulty.kernel_faults:
             break
     assert faulty.kernel_faults >= 1
-    assert [row.tobytes() for row in rows] == [row.tobytes() for row in network.run(SEVERAL)]
+    assert [row.tobytes() for row in rows] == [row.tobytes() for row in network.run(batch)]
 
 
-def test_time_of_helpers_counts_for_the_call():
-    """A long sequence on two cores: their times together are at least the time of the call."""
+@pytest.mark.parametrize("length", [12, 40, 300])
+def test_time_of_helpers_counts_for_the_call(length):
+    """A sequence on two cores: their times together are at least the time of the call."""
     model, _ = host_model([open_artifact(BUNDLED / "albert-sst2")], "native", cores=2)
-    batch = Batch.of([encoding(300, [0], 1)])
+    batch = Batch.of([encoding(length, [0], 1)])
     results = [run_timed(model, batch) for _ in range(20)]
     model.engine.close()
 
     assert all(result.helped_s >= 0 for result in results)
     if len(os.sched_getaffinity(0)) > 1:
         assert max(result.helped_s for result in results) > 0
+
+
+@pytest.mark.parametrize("on_one_node", [True, False])
+def test_only_cores_of_a_node_help_with_its_calls(on_one_node, tmp_path):
+    """Two NUMA nodes: this process's CPUs are on one of them, or on both."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("there is one core")
+    library = Library(Path(shutil.copy(best().file, tmp_path)))  # whose nodes are not known yet
+    first, *others = sorted(os.sched_getaffinity(0))
+    more = range(max(others) + 1, max(others) + 9)
+    nodes = [{first, *others}, more] if on_one_node else [{first}, {*others, *more}]
+    library.share_cores(8, [Node(frozenset(cpus), len(cpus)) for cpus in nodes])
+    network, helped = Native(library, folded("bert", "qa")), 0.0
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {first})
+    try:
+        for _ in range(100):
+            network.run(SEVERAL)
+            helped += network.helped_s
+    finally:
+        os.sched_setaffinity(0, before)
+
+    assert (helped > 0) == on_one_node
 
 
 def test_engine_without_cores_to_share_reports_no_help():

@@ -53,6 +53,7 @@ from swiftlet_serve.engines._program_numbers import (
     without_adapter,
 )
 from swiftlet_serve.engines._shared_trunk import SharedTrunk
+from swiftlet_serve.machine.cores import Node, numa_nodes
 from swiftlet_serve.machine.sealed_files import SealedFiles
 from swiftlet_serve.types import EARLIER_WRONG_SUMS, Batch, Cost, Engine, Row
 
@@ -73,7 +74,7 @@ ERRORS: Final = {
     5: "the network's sizes contradict each other",
     6: "the kernel has failed",
 }
-INTERFACE: Final = 11  # the version of the functions and programs in swiftlet_serve/native
+INTERFACE: Final = 12  # the version of the functions and programs in swiftlet_serve/native
 
 
 def _optional(kind: Any) -> Any:
@@ -122,6 +123,7 @@ class Library:
         self.c.swiftlet_wrong_sums.restype = number
         addresses: list[Any] = [_Address] * 3
         self.c.swiftlet_run.argtypes = [model, *[number] * 4, *addresses, ctypes.POINTER(number)]
+        self.c.swiftlet_set_nodes.argtypes = [size, _Int32s, size, _Int32s]
         self.c.swiftlet_peak.argtypes = [number, *[ctypes.c_void_p] * 3]
         self.c.swiftlet_peak.restype = number
 
@@ -158,8 +160,17 @@ class Library:
         count: int = self.c.swiftlet_wrong_sums()
         return count
 
-    def share_cores(self, count: int) -> None:
-        """Lets all calls of this process use so many cores together. With more than one, idle cores help with calls."""
+    def share_cores(self, count: int, nodes: Sequence[Node] = ()) -> None:
+        """Lets all calls of this process use so many cores together. With more than one, idle cores help with calls.
+
+        Only cores of a call's NUMA node help with it. The `nodes` of the first call with several of them count.
+        """
+        if len(nodes) > 1:
+            node_of_cpu = np.full(1 + max(max(node.cpus) for node in nodes), -1, np.int32)
+            for number, node in enumerate(nodes):
+                node_of_cpu[list(node.cpus)] = number
+            cores = np.array([node.cores for node in nodes], np.int32)
+            self.c.swiftlet_set_nodes(len(nodes), cores, len(node_of_cpu), node_of_cpu)
         self.c.swiftlet_set_cores(count)
 
     def test_tiles(self, seconds: float) -> None:
@@ -459,7 +470,7 @@ def _native(
         folded = fold_artifact(artifact, weights, part=part)
         source = " ".join(each.manifest.files[each.weights.name].sha256 for each in sources or [artifact])
         network = Native(library, folded, passed_over, manifest.precision, files, source, adapters)
-    library.share_cores(threads)
+    library.share_cores(threads, numa_nodes())
     if passed_over:
         _warn_once(library.kernel, passed_over)
     return network

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from swiftlet_serve.machine import cgroup
 
-CPUS: Final = Path("/sys/devices/system/cpu")
+SYSTEM: Final = Path("/sys/devices/system")
 NO_QUOTA: Final = float(1 << 20)
 
 
@@ -22,12 +22,43 @@ def usable_cores(root: Path = cgroup.ROOT) -> int:
     return max(1, min(len(_allowed()), int(min(map(_quota, cgroup.folders("cpu", root))))))
 
 
-def physical_cores(cpus: Path = CPUS) -> int:
+class Node(NamedTuple):
+    """A NUMA node: CPUs with memory of their own."""
+
+    cpus: frozenset[int]  # those that this process may use
+    cores: int  # the physical ones among them
+
+
+def physical_cores(system: Path = SYSTEM) -> int:
     """Returns the number of physical cores among those of this process's affinity.
 
-    Two threads of one core share its multipliers. A CPU that the system does not describe counts as a core.
+    Two threads of one core share its multipliers. A CPU that the system does not describe counts as a core. `system`
+    has the folders `cpu` and `node`.
     """
-    return len({_siblings(cpus / f"cpu{number}/topology") or str(number) for number in _allowed()})
+    return _count_cores(_allowed(), system)
+
+
+def numa_nodes(system: Path = SYSTEM) -> list[Node]:
+    """Returns the NUMA nodes of this process's affinity. A system that describes none has an empty list.
+
+    `system` is as in `physical_cores`.
+    """
+    allowed = _allowed()
+    found = (allowed & _cpus(folder / "cpulist") for folder in sorted((system / "node").glob("node[0-9]*")))
+    return [Node(frozenset(cpus), _count_cores(cpus, system)) for cpus in found if cpus]
+
+
+def _count_cores(cpus: set[int], system: Path) -> int:
+    return len({_siblings(system / f"cpu/cpu{number}/topology") or str(number) for number in cpus})
+
+
+def _cpus(file: Path) -> set[int]:
+    """Reads a list of CPUs, such as 0-3,8. It is empty if the file cannot be read."""
+    try:
+        ends = [part.split("-") for part in file.read_text("ascii").strip().split(",") if part]
+        return {number for end in ends for number in range(int(end[0]), int(end[-1]) + 1)}
+    except (OSError, ValueError):
+        return set()
 
 
 def _allowed() -> set[int]:

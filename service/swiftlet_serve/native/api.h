@@ -81,7 +81,7 @@ bool batch_valid(const Model& m, const Batch& batch, std::int64_t candidates) {
 }  // namespace
 
 // The version of these functions and of programs. Python refuses a library of another version.
-EXPORT int swiftlet_interface() { return 11; }
+EXPORT int swiftlet_interface() { return 12; }
 
 EXPORT const char* swiftlet_kernel() { return Isa::name; }
 
@@ -105,6 +105,12 @@ EXPORT int swiftlet_max_inputs() { return max_inputs; }
 
 // The cores that all calls of this process may use together. With more than one, idle cores help with calls.
 EXPORT void swiftlet_set_cores(int cores) { Helpers::instance().set_cores(cores); }
+
+// Tells the physical cores (nodes,) of each NUMA node, and the node (cpus,) of each CPU, -1 for others. Cores help with calls of
+// their node only. To be called before cores are shared; later calls have no effect.
+EXPORT void swiftlet_set_nodes(int nodes, const std::int32_t* cores, int cpus, const std::int32_t* node_of_cpu) {
+    Helpers::instance().set_nodes(nodes, cores, cpus, node_of_cpu);
+}
 
 // Creates a model from the numbers of its program, which `program.h` describes. Its matrices are int8 (0) or bf16 (1).
 // Its parameters take `bytes`: memory of this process if `file` is -1, or a file that is to be filled or is packed already. With 0

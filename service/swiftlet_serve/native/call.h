@@ -9,12 +9,15 @@
 //   are in the call's memory. Keys and values of successive layers alternate between two memories, so that a chunk can write
 //   those of a layer while others still read those of the layer before.
 //
-// Every row is computed by the same operations in the same order either way.
+// A call that would have one part, or whose rows do not fill the threads evenly, shares the columns of its products instead.
+//
+// Every number is computed by the same operations in the same order either way.
 
 #pragma once
 
 #include <limits>
 #include <mutex>
+#include <optional>
 
 #include "attention_tiles.h"
 #include "helpers.h"
@@ -25,6 +28,7 @@ namespace {
 constexpr int span_tokens = 128;                      // the activations of a span stay in the second-level cache, beside a layer's weights
 constexpr int chunk_rows = std::max(packed_rows, multiple);  // chunks are multiples of this
 constexpr int largest_chunk = 64;
+constexpr int most_parts = 16;                        // of a product whose columns threads share
 constexpr int long_tokens = 2048;                     // of a sequence: from about here on, attention takes most of the time
 constexpr int block_multiple = Isa::tiles ? 2 * tile_side : Isa::tile_rows;
 
@@ -92,8 +96,17 @@ class Call : public Tasks {
 
     void divide() {
         const int threads = std::max(1, Helpers::instance().idle_cores());  // this one, too
-        by_chunks_ = batch_.sequences == 1 && batch_.tokens > chunk_rows && (threads > 1 || batch_.tokens >= 8 * largest_chunk);
+        by_chunks_ = batch_.sequences == 1 && (batch_.tokens >= 8 * largest_chunk || (threads > 1 && gains_more_by_chunks(threads)));
         by_chunks_ ? divide_into_chunks(threads) : divide_into_spans();
+        shares_steps_ = parts_.size() == 1 && threads > 1;
+    }
+
+    // Whether threads gain more from chunks of a lone sequence than from columns. Chunks differ in size. If columns are shared, about
+    // a sixth of the call stays on its own thread.
+    bool gains_more_by_chunks(int threads) const {
+        const int size = chunk_size(batch_.tokens, threads), count = (batch_.tokens + size - 1) / size;
+        const float longest = static_cast<float>((count + threads - 1) / threads * size), sharing = static_cast<float>(std::min(threads, most_sharing));
+        return longest < static_cast<float>(batch_.tokens) * (1 + 5 / sharing) / 6;
     }
 
     void divide_into_spans() {
@@ -124,9 +137,12 @@ class Call : public Tasks {
     }
 
     // Chunks of about the same size for each thread, and several of them if the sequence is long.
-    std::vector<Range> chunks(int rows, int threads) const {
+    int chunk_size(int rows, int threads) const {
         const int count = threads * std::max(1, rows / (threads * (is_long_ ? most_rows : largest_chunk)));
-        const int size = round_up(std::max(1, (rows + count - 1) / count), chunk_rows);
+        return round_up(std::max(1, (rows + count - 1) / count), chunk_rows);
+    }
+    std::vector<Range> chunks(int rows, int threads) const {
+        const int size = chunk_size(rows, threads);
         std::vector<Range> found;
         for (int first = 0; first < rows; first += size) found.push_back({first, std::min(rows, first + size)});
         return found;
@@ -296,13 +312,42 @@ class Call::Worker {
         if (model_.precision() == Precision::bf16) {
             const FloatRows taken = memory_.floats(k);
             if (s.quantises) take_rows(x, x_stride, count_, k, taken);
-            return multiply<Bf16Product>(taken, count_, model_.product(s.parameter), rows(s.out), stride, epilogue);
+            return multiply_in_parts<Bf16Product>(taken, model_.product(s.parameter), rows(s.out), stride, epilogue);
         }
         const QuantisedRows quantised = memory_.quantised(k);
-        const Ranges ranges = memory_.ranges();
+        const Ranges ranges = range_memory();
         if (s.quantises) quantise(x, x_stride, count_, k, quantised, s.knows_ranges ? &ranges : nullptr);
         if (s.ranged) epilogue.ranges = &ranges;
-        multiply<Int8Product>(quantised, count_, model_.product(s.parameter), rows(s.out), stride, epilogue);
+        multiply_in_parts<Int8Product>(quantised, model_.product(s.parameter), rows(s.out), stride, epilogue);
+    }
+
+    Ranges range_memory() { return memory_.ranges(call_.shares_steps_ ? most_parts : 1); }
+
+    // Multiplies the block's rows. If the call shares its steps, helpers compute some of the columns.
+    template <template <class> class P>
+    void multiply_in_parts(const typename P<Isa>::Rows& x, const Matrix& m, float* out, int stride, const Epilogue& epilogue) {
+        constexpr int unit = std::max(tile_columns, Isa::tiles ? 2 * tile_side : 0);
+        const int units = (m.n + unit - 1) / unit, size = (units + most_parts - 1) / most_parts * unit, parts = (m.n + size - 1) / size;
+        if (!call_.shares_steps_ || parts == 1 || !call_.step_.assisted()) return multiply<P>(x, count_, m, out, stride, epilogue);
+        Ranges ranges[most_parts];
+        call_.step_.share(parts, [&](int part, bool helps) {
+            std::optional<TileCall> tiles;
+            if (helps) tiles.emplace(call_.tiles_);
+            const int first = part * size;
+            const Matrix columns = m.columns(first, std::min(size, m.n - first));
+            Epilogue own = epilogue;
+            if (own.residual) own.residual += first;
+            if (own.gain) own.gain += first;
+            if (own.ranges) ranges[part] = epilogue.ranges->from(static_cast<std::size_t>(part) * count_), own.ranges = &ranges[part];
+            multiply<P>(x, count_, columns, out + first, stride, own);
+        });
+        for (int row = 0; epilogue.ranges && row < count_; row++) {
+            const Ranges all = epilogue.ranges->from(row);
+            for (int part = 1; part < parts; part++) {
+                const Ranges more = ranges[part].from(row);
+                Isa::store(all.low, Isa::min(Isa::load(all.low), Isa::load(more.low))), Isa::store(all.high, Isa::max(Isa::load(all.high), Isa::load(more.high)));
+            }
+        }
     }
 
     // Computes what the adapters of the block's rows add to a product, plus its residual. Returns null if they add nothing. Rows
@@ -359,7 +404,7 @@ class Call::Worker {
 
     void gate(const Step& s) {
         const int width = program_.width(s.out), x_stride = program_.stride(s.x.value), stride = program_.stride(s.out);
-        const Ranges ranges = memory_.ranges();
+        const Ranges ranges = range_memory();
         const float* x = rows(s.x.value);
         float* to = rows(s.out);
         for (int i = 0; i < count_; i++, x += x_stride, to += stride) {
@@ -392,7 +437,7 @@ class Call::Worker {
 
     void normalise(const Step& s) {
         const int width = program_.width(s.out), stride = program_.stride(s.out);
-        const Ranges ranges = memory_.ranges();
+        const Ranges ranges = range_memory();
         const float *from = rows(s.x.value), *weight = model_.vector(s.parameter), *bias = s.bias == none ? nullptr : model_.vector(s.bias);
         const float* residual = s.residual.value == none ? nullptr : rows(s.residual.value) + s.residual.first;
         float* to = rows(s.out);

@@ -96,8 +96,8 @@ struct Workspace {
         if (bytes() > kept) each([](auto& buffer) { buffer = {}; });
     }
 
-    // Returns memory for the ranges of up to `most_rows` rows.
-    Ranges ranges() { return {low.reserve(most_rows * lanes), high.reserve(most_rows * lanes)}; }
+    // Returns memory for the ranges of up to `most_rows` rows, in each part of a product's columns.
+    Ranges ranges(int parts = 1) { return {low.reserve(parts * most_rows * lanes), high.reserve(parts * most_rows * lanes)}; }
 
     QuantisedRows quantised(int k) {
         return {quantised_rows.reserve(static_cast<std::size_t>(most_rows) * k), scale.reserve(most_rows), offset.reserve(most_rows)};

@@ -27,6 +27,14 @@ struct Matrix {
     const float* sums = nullptr;   // of int8: scale * the sum of an output's weights, the error per unit of `offset`
 
     int row_bytes() const { return k * bytes_of(precision); }
+
+    // The matrix of some outputs, from a whole panel on.
+    Matrix columns(int first, int count) const {
+        Matrix part = *this;
+        part.n = count, part.w += static_cast<std::size_t>(first) * row_bytes(), part.bias += first;
+        if (scale) part.scale += first, part.sums += first;
+        return part;
+    }
 };
 
 // The smallest and the largest numbers of rows, lane by lane: (rows, lanes). 0 always lies between them.

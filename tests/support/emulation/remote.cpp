@@ -126,6 +126,7 @@ const std::map<std::string, Invoke> calls = {
     {"swiftlet_add_words", callable(swiftlet_add_words)},
     {"swiftlet_share_words", callable(swiftlet_share_words)},
     {"swiftlet_set_cores", callable(swiftlet_set_cores)},
+    {"swiftlet_set_nodes", callable(swiftlet_set_nodes)},
     {"swiftlet_finish", callable(swiftlet_finish)},
     {"swiftlet_outputs", callable(swiftlet_outputs)},
     {"swiftlet_model_bytes", callable(swiftlet_model_bytes)},
