@@ -1,7 +1,13 @@
-"""The answers of the baselines that serve artifacts: everything but the engine, HTTP and queueing is Swiftlet's."""
+"""The answers of the baselines that serve artifacts: everything but the engine, HTTP and queueing is Swiftlet's.
+
+    python -m loadtest.baseline_answers ENGINE ARTIFACT...
+
+It makes the files that an engine loads, and prints the folder of each artifact.
+"""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -10,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from swiftlet_models.artifact import Artifact
 from swiftlet_models.encodings import Encoding
 from swiftlet_serve.benchmark.baselines import ENGINES, Call
 from swiftlet_serve.benchmark.networks import Network, artifact_network
@@ -28,15 +35,25 @@ def load_ort(network: Network, threads: int) -> Call:
     return ENGINES["ort_stock"].load(network, threads).call
 
 
+def prepare(engine: str, artifacts: Sequence[str]) -> dict[str, Path]:
+    """Returns folders with the files that an engine loads, by the artifacts.
+
+    A process of its own makes them: torch, which exports the networks, stays in memory otherwise.
+    """
+    command = [sys.executable, "-m", "loadtest.baseline_answers", engine, *artifacts]
+    lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+    return dict(zip(artifacts, map(Path, lines), strict=True))
+
+
 class Answers:
     """The answers of an artifact to bodies of its task."""
 
-    def __init__(self, artifact: str, load: Load, threads: int = 1, batch_tokens: int = 0) -> None:
-        """`threads` are those of a call, and `batch_tokens` as in `batches`."""
+    def __init__(self, artifact: str, folder: Path, load: Load, threads: int = 1, batch_tokens: int = 0) -> None:
+        """`folder` is that of `prepare`, `threads` are those of a call, and `batch_tokens` as in `batches`."""
         (path,) = locate([artifact])
         model = open_model(path, "onnx_cpu")
         self.task, self.route = model.task, f"/{model.manifest.task}"
-        self._call = load(artifact_network(model.artifact, RUNS, partial(print, file=sys.stderr)), threads)
+        self._call = load(Network(Artifact(folder, model.manifest)), threads)
         self._batch_tokens = batch_tokens
 
     def __call__(self, bodies: Sequence[Any]) -> list[Any]:
@@ -69,3 +86,16 @@ def batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
         batch.append(number)
     if batch:
         yield batch
+
+
+def _prepare(engine: str, artifact: str) -> Path:
+    (path,) = locate([artifact])
+    model = open_model(path, "onnx_cpu")
+    network = artifact_network(model.artifact, RUNS, partial(print, file=sys.stderr))
+    ENGINES[engine].prepare(network)
+    return network.artifact.path
+
+
+if __name__ == "__main__":
+    for name in sys.argv[2:]:
+        print(_prepare(sys.argv[1], name))

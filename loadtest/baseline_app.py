@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from fastapi import Body, FastAPI, Response
@@ -13,11 +14,11 @@ from swiftlet_serve.settings import Settings
 from swiftlet_serve.types import json_text
 
 
-def create_app(artifacts: Sequence[str], load: Load, threads: int = 1, batch_tokens: int = 0) -> FastAPI:
-    """The arguments are those of `Answers`."""
+def create_app(folders: Mapping[str, Path], load: Load, threads: int = 1, batch_tokens: int = 0) -> FastAPI:
+    """The arguments are those of `Answers`, with the folders by their artifacts."""
     app, calls = FastAPI(), ThreadPoolExecutor(Settings().cores // threads)
-    for artifact in artifacts:
-        add_route(app, calls, Answers(artifact, load, threads, batch_tokens))
+    for artifact, folder in folders.items():
+        add_route(app, calls, Answers(artifact, folder, load, threads, batch_tokens))
     return app
 
 

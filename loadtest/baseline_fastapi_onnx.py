@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from loadtest.baseline_answers import ORT_TOKENS, load_ort
+from loadtest.baseline_answers import ORT_TOKENS, load_ort, prepare
 from loadtest.baseline_app import create_app
 from loadtest.baseline_server import serve
 
@@ -19,4 +19,5 @@ if __name__ == "__main__":
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
-    serve(lambda: create_app(arguments.artifacts, load_ort, arguments.threads, ORT_TOKENS), arguments.processes)
+    folders = prepare("ort_stock", arguments.artifacts)
+    serve(lambda: create_app(folders, load_ort, arguments.threads, ORT_TOKENS), arguments.processes)

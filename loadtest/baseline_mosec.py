@@ -14,18 +14,19 @@ import sys
 import threading
 import time
 import urllib.request
+from pathlib import Path
 from typing import Any, Final
 
 import mosec
 
-from loadtest.baseline_answers import ORT_TOKENS, RUNS, Answers, load_ort
-from swiftlet_serve.benchmark.baselines import ENGINES
-from swiftlet_serve.benchmark.networks import artifact_network
-from swiftlet_serve.inference.loading import locate, open_model
+from loadtest.baseline_answers import ORT_TOKENS, Answers, load_ort, prepare
+from swiftlet_models.artifact import open_artifact
+from swiftlet_serve.inference.loading import locate
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.types import json_text
 
 ARTIFACT: Final = "BASELINE_ARTIFACT"
+FOLDER: Final = "BASELINE_FOLDER"
 MAX_REQUESTS: Final = 4  # of a batch
 WAIT_MS: Final = 1  # for further requests of a batch
 TIMEOUT_S: Final = 60
@@ -35,21 +36,13 @@ POLL_S: Final = 0.1
 class Worker(mosec.Worker):  # type: ignore[misc]  # the package is not among those of development
     def __init__(self) -> None:
         super().__init__()
-        self.answers = Answers(os.environ[ARTIFACT], load_ort, batch_tokens=ORT_TOKENS)
+        self.answers = Answers(os.environ[ARTIFACT], Path(os.environ[FOLDER]), load_ort, batch_tokens=ORT_TOKENS)
 
     def forward(self, data: Any) -> Any:
         return self.answers(data)
 
     def serialize(self, data: Any) -> bytes:
         return json_text.write(data)
-
-
-def prepare(artifact: str) -> str:
-    """Makes the files that all processes load, and returns the route."""
-    (path,) = locate([artifact])
-    model = open_model(path, "onnx_cpu")
-    ENGINES["ort_stock"].prepare(artifact_network(model.artifact, RUNS, lambda text: print(text, file=sys.stderr)))
-    return f"/{model.manifest.task}"
 
 
 def announce(url: str) -> None:
@@ -69,17 +62,17 @@ if __name__ == "__main__":
     options = {"ADDRESS": "127.0.0.1", "PORT": port, "TIMEOUT": 1000 * TIMEOUT_S, "LOG_LEVEL": "error"}
     os.environ.update({f"MOSEC_{name}": str(value) for name, value in options.items()})
     cores = Settings().cores
-    routes = {prepare(artifact): artifact for artifact in sys.argv[1:]}
+    folders = prepare("ort_stock", sys.argv[1:])
     server = mosec.Server()
-    for route, artifact in routes.items():
+    for artifact, folder in folders.items():
         server.append_worker(
             Worker,
             num=cores,
             max_batch_size=MAX_REQUESTS,
             max_wait_time=WAIT_MS,
-            env=[{ARTIFACT: artifact}] * cores,
+            env=[{ARTIFACT: artifact, FOLDER: str(folder)}] * cores,
             timeout=TIMEOUT_S,
-            route=route,
+            route=f"/{open_artifact(locate([artifact])[0]).manifest.task}",
         )
     threading.Thread(target=announce, args=(f"http://127.0.0.1:{port}",), daemon=True).start()
     server.run()

@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from loadtest import wrk
 from loadtest.agreement import agreement, agrees
@@ -39,7 +39,7 @@ from loadtest.comparison import Comparison, Point, head, introduction, row, writ
 from loadtest.generator import closed_loop
 from loadtest.peers import BASELINES, NAMES, OURS, LeftOut, Server, Setup, peer, swiftlet
 from loadtest.report import require_chart
-from loadtest.server_process import resident_kib, wait_until_idle
+from loadtest.server_process import cpu_seconds, resident_kib, wait_until_idle
 from loadtest.workload import LONG_BYTES, TASKS, default_workload, read_workload, route_of
 from loadtest.wrk import WrkResult
 from swiftlet_models.artifact import open_artifact
@@ -120,16 +120,20 @@ async def short_p99(url: str, workload: Workload, callers: int, seconds: float) 
     return 1e3 * percentile(latencies_s, 0.99) if latencies_s else None
 
 
-def check(servers: Sequence[Server], workload: Workload) -> dict[str, float]:
-    """Returns how well the servers agree with the first one, by their names.
+def check(servers: Sequence[Server], workload: Workload) -> Iterator[tuple[str, float, float]]:
+    """Yields the name of each server, how well it agrees with the first one, and its CPU time of a request in ms.
 
     Raises:
         SystemExit: a server refused a request.
     """
-    bodies = workload.bodies()[:CHECKED]
-    ours, *others = [[server.ask(workload.path, body) for body in bodies] for server in servers]
-    names = [server.name for server in servers[1:]]
-    return {name: agreement(workload.path, own, ours) for name, own in zip(names, others, strict=True)}
+    bodies, ours = workload.bodies()[:CHECKED], list[Any]()
+    for server in servers:
+        server.ask(workload.path, bodies[0])
+        before = cpu_seconds(server.pid)
+        answers = [server.ask(workload.path, body) for body in bodies]
+        ours = ours or answers
+        cpu_ms = 1e3 * (cpu_seconds(server.pid) - before) / len(bodies)
+        yield server.name, agreement(workload.path, answers, ours), cpu_ms
 
 
 def able(servers: Sequence[Server], workload: Workload) -> list[Server]:
@@ -205,19 +209,19 @@ def _start(stack: ExitStack, setup: Setup, names: Sequence[str]) -> list[Server]
 
 
 def _check(servers: Sequence[Server], workloads: Sequence[Workload], *, is_random: bool) -> None:
-    """Prints how well the servers agree.
+    """Prints how well the servers agree, and their CPU time of a request.
 
     Raises:
         SystemExit: a server does not agree with Swiftlet. Random weights are near a tie for every text.
     """
     ours, _, *others = servers
+    print("| workload | server | agrees with Swiftlet | CPU ms, one caller |\n|---|---|---|---|")
     for workload in workloads:
-        agreed = check([ours, *able(others, workload)], workload)
-        cells = [f"{name} {value:.3f}" for name, value in agreed.items()]
-        print(f"{workload.name}, agreement with Swiftlet: {', '.join(cells)}", flush=True)
-        wrong = [name for name, value in agreed.items() if not agrees(workload.path, value)]
-        if wrong and not is_random:
-            raise SystemExit(f"Not measured, because their answers are others: {', '.join(wrong)}.")
+        for name, agreed, cpu_ms in check([ours, *able(others, workload)], workload):
+            print(f"| {workload.name} | {name} | {agreed:.3f} | {cpu_ms:.1f} |", flush=True)
+            if not is_random and not agrees(workload.path, agreed):
+                raise SystemExit(f"{name} is not measured: its answers differ from those of Swiftlet.")
+    print()
 
 
 def main() -> None:

