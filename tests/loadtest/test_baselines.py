@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import onnx
 import pytest
 
 from loadtest import baseline_fastapi_openvino
+from loadtest.baseline_answers import batches
 from loadtest.baseline_fastapi_openvino import MULTIPLE, padded
 from swiftlet_models.artifact import Artifact
 from swiftlet_models.encodings import Encoding
@@ -19,6 +22,19 @@ from tests.support import networks as small_networks
 def sequence(length: int) -> Batch:
     ids = np.arange(1, length + 1)
     return Batch.of([Encoding(ids, np.zeros_like(ids), np.array([0, length - 1]))])
+
+
+@pytest.mark.parametrize("tokens", [0, 8, 20, 1000])
+def test_batches_hold_similar_lengths_within_a_number_of_tokens(tokens):
+    lengths = [7, 30, 3, 8, 4, 3, 10, 30, 9]
+    made = list(batches(lengths, tokens))
+
+    assert sorted(number for batch in made for number in batch) == list(range(len(lengths)))
+    assert all(len(batch) == 1 or len(batch) * max(lengths[n] for n in batch) <= tokens for batch in made)
+    ordered = [lengths[number] for batch in made for number in batch]
+    assert ordered == sorted(lengths)
+    for batch, after in itertools.pairwise(made):  # another sequence did not fit
+        assert (len(batch) + 1) * lengths[after[0]] > tokens
 
 
 @pytest.mark.parametrize(("length", "wanted"), [(1, 16), (16, 16), (17, 32), (33, 40), (40, 40)])

