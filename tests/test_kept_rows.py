@@ -70,12 +70,22 @@ async def test_kept_sequence_is_computed_once(engine):
     assert record.input_tokens == record.tokens + 3
 
 
+async def test_kept_sequence_that_occurs_twice_in_a_request_is_computed_once(engine):
+    kept_rows, record = KeptRows(engine.submit), RequestRecord()
+    text = encoding((2, 9, 3), kept=False)
+    found = await rows(kept_rows, encoding(), text, encoding(), text, encoding((2, 6, 3)), record=record)
+    assert engine.computed == [[2, 5, 3], [2, 9, 3], [2, 9, 3], [2, 6, 3]]
+    assert found[0].tobytes() == found[2].tobytes()
+    assert record.kept_tokens == 3
+
+
 @pytest.mark.parametrize(
     "other",
     [
         encoding((2, 5, 5)),
         encoding((2, 5)),
         encoding(attended=2),
+        encoding(head=1),
         Encoding(np.array(IDS), np.array([0, 1, 1]), np.array([0]), kept=True),
         Encoding(np.array(IDS), np.zeros(3, int), np.array([1]), kept=True),
         encoding((2, 5, 3, 0)),

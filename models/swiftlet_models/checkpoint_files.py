@@ -26,6 +26,7 @@ TOKENIZER_FILES: Final = (
 HUB_FILES: Final = (
     "config.json",
     sources.GLINER,
+    "labels_tokenizer/*",  # of GLiNER with two encoders
     "README.md",  # the model card, which names the languages
     "modules.json",  # of sentence-transformers, as are the next three
     "config_sentence_transformers.json",

@@ -18,7 +18,7 @@ from swiftlet_models.artifact import Embedding, Head, Outputs, Problem
 from swiftlet_models.checkpoint_parameters import CheckpointParameters, NoHead
 from swiftlet_models.checkpoint_settings import check_kind, read_labels, translate_config
 from swiftlet_models.checkpoint_tensors import ConversionError, open_tensors, read_object
-from swiftlet_models.label_checkpoints import LabelCheckpoint
+from swiftlet_models.label_checkpoints import EncoderPart
 from swiftlet_models.tensors import Adapted, Matrix, Weights
 from swiftlet_models.trunks import ENCODER
 
@@ -61,13 +61,13 @@ def convert(
     encoder_only: bool = False,
     embedding: Embedding | None = None,
     parameters: Weights | None = None,
-    adapter: Adapter | LabelCheckpoint | None = None,
+    adapter: Adapter | EncoderPart | None = None,
 ) -> Iterator[ConvertedCheckpoint]:
     """Opens a transformers checkpoint as a network with this head. With `encoder_only`, it has no head yet.
 
     The weights can be read within the block. `outputs` is the number of outputs per position. If it is "labels", the
     checkpoint lists the labels. `embedding` describes the head `embedding`, whose `parameters` are not in the
-    checkpoint. The weights are those of a directory, of an `adapter` merged into it, or of the encoder in a checkpoint
+    checkpoint. The weights are those of a directory, of an `adapter` merged into it, or of an encoder in a checkpoint
     that reads labels.
 
     Raises:

@@ -55,7 +55,7 @@ class Encoding:
     @cached_property
     def digest(self) -> bytes:
         """A digest of all that the network and its head read, 32 bytes."""
-        sizes = b"%d %d %d " % (len(self.input_ids), len(self.focus), self.attends_to)
+        sizes = b"%d %d %d %d " % (len(self.input_ids), len(self.focus), self.attends_to, self.head)
         parts = (self.input_ids, self.token_type_ids, self.focus)
         return blake2b(sizes + b"".join([part.tobytes() for part in parts]), digest_size=32).digest()
 

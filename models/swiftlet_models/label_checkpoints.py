@@ -1,5 +1,7 @@
 """Reads checkpoints of GLiNER and GLiClass: an encoder of transformers, and a head that scores labels.
 
+GLiNER may have a second encoder, which reads labels.
+
 They are written by `save_pretrained` of gliner 0.2.29 and gliclass 0.1.21, or earlier versions. A setting that changes
 the network and is not read is refused by its name.
 """
@@ -15,14 +17,15 @@ from typing import Any, Final
 import numpy as np
 
 from swiftlet_models import sources
-from swiftlet_models.artifact import Embedding, Labelling
+from swiftlet_models.artifact import Embedding, Labelling, Pooling
 from swiftlet_models.checkpoint_tensors import ConversionError, open_tensors, read_object
 from swiftlet_models.checkpoint_tokenizer import read_limits
-from swiftlet_models.tensors import Floats, Weights, is_finite
+from swiftlet_models.tensors import Floats, Matrix, Weights, is_finite
 
 GLINER: Final = sources.GLINER
 
 _TOKENS_PER_WORD: Final = 4  # of a window: words of few languages have more
+_LABEL: Final = 512  # tokens of a label, for an encoder without a table of positions
 _PIPELINE: Final = 1024  # the most tokens that the pipeline of gliclass reads by default
 _SAVE: Final = "load it with gliner and save it again: GLiNER.from_pretrained(DIR).save_pretrained(NEW)"
 
@@ -34,7 +37,6 @@ _GLINER: Final[Mapping[str, tuple[object, ...]]] = {
     "span_encoder_config": (None,),
     "represent_spans": (None, False),
     "precomputed_prompts_mode": (None, False),
-    "labels_encoder": (None,),
     "labels_decoder": (None,),
     "relations_layer": (None,),
     "span_mode": (None, "markerV0", "token_level"),
@@ -54,23 +56,23 @@ _GLICLASS: Final[Mapping[str, tuple[object, ...]]] = {
 }
 _POOLINGS: Final = {"avg": "mean"}
 STREAMING: Final = "gliner_streaming_span"
+LABELS_TOKENIZER: Final = "labels_tokenizer"  # the folder of the tokenizer of a second encoder
+_TEXT: Final = "token_rep_layer.projection"
+_LABELS: Final = "token_rep_layer.labels_projection"
 
 
 @dataclass(frozen=True)
-class LabelCheckpoint:
-    """A checkpoint of GLiNER or GLiClass."""
+class EncoderPart:
+    """An encoder in a checkpoint."""
 
     directory: Path
-    settings: Mapping[str, Any]  # of the encoder, as its `config.json` has them
-    labelling: Labelling
-    token: int  # the id of the marker
-    prefix: str  # of the names of the encoder's tensors
+    settings: Mapping[str, Any]  # as its `config.json` has them
+    prefix: str  # of the names of its tensors
     max_tokens: int  # special tokens included
+    tokenizer: Path
+    pooling: Pooling
+    projection: str  # begins the names of the linear layer behind it, if there is one
     origin: None = None  # there is no base, as an adapter has
-
-    @property
-    def tokenizer(self) -> Path:
-        return self.directory
 
     @contextmanager
     def open(self) -> Iterator[Weights]:
@@ -82,30 +84,52 @@ class LabelCheckpoint:
                 if name.startswith(self.prefix)
             }
 
-    def read_head(self) -> tuple[Embedding, dict[str, Floats], dict[str, Floats]]:
-        """Returns how the encoder ends, the parameters of that, and those of the head.
+    def read_projection(self) -> tuple[Embedding, dict[str, Floats]]:
+        """Returns how the encoder ends, and the parameters of that.
 
         Raises:
             ConversionError: a tensor holds no floating-point numbers, or not only finite ones.
         """
         with open_tensors(self.directory) as tensors:
-            kept = {
-                name.removeprefix("model."): tensor
-                for name, tensor in tensors.items()
-                if not name.startswith(self.prefix) and name != "model.logit_scale"
+            projection = {
+                f"head.output.{part}": _floats(name, tensors[name])
+                for part in ("weight", "bias")
+                if (name := f"{self.projection}.{part}") in tensors
             }
-            for name, tensor in kept.items():
-                if tensor.dtype.kind != "f":
-                    raise ConversionError(f"the tensor {name} holds no floating-point numbers.")
-                if not is_finite(tensor):
-                    raise ConversionError(f"the tensor {name} holds values that are not finite.")
-            head = {name: np.asarray(tensor, np.float32) for name, tensor in kept.items()}
-        projection = {
-            f"head.output.{part}": head.pop(name)
-            for part in ("weight", "bias")
-            if (name := f"token_rep_layer.projection.{part}") in head
-        }
-        return Embedding("cls", dense="identity" if projection else None), projection, head
+        return Embedding(self.pooling, dense="identity" if projection else None), projection
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelCheckpoint(EncoderPart):
+    """A checkpoint of GLiNER or GLiClass."""
+
+    labelling: Labelling
+    token: int | None  # the id of the marker, if there is one
+    of_labels: EncoderPart | None = None
+
+    def read_head(self) -> dict[str, Floats]:
+        """Returns the parameters of the head.
+
+        Raises:
+            ConversionError: as `read_projection`.
+        """
+        left_out = [self.prefix, f"{_TEXT}.", "model.logit_scale"]
+        if self.of_labels:  # gliner makes an LSTM for such a model, and does not use it
+            left_out += [self.of_labels.prefix, f"{_LABELS}.", "rnn."]
+        with open_tensors(self.directory) as tensors:
+            return {
+                name.removeprefix("model."): _floats(name, tensor)
+                for name, tensor in tensors.items()
+                if not name.startswith(tuple(left_out))
+            }
+
+
+def _floats(name: str, tensor: Matrix) -> Floats:
+    if tensor.dtype.kind != "f":
+        raise ConversionError(f"the tensor {name.removeprefix('model.')} holds no floating-point numbers.")
+    if not is_finite(tensor):
+        raise ConversionError(f"the tensor {name.removeprefix('model.')} holds values that are not finite.")
+    return np.asarray(tensor, np.float32)
 
 
 def find_label_checkpoint(directory: Path) -> LabelCheckpoint | None:
@@ -125,31 +149,60 @@ def find_label_checkpoint(directory: Path) -> LabelCheckpoint | None:
 def _read_gliner(directory: Path) -> LabelCheckpoint:
     config = read_object(directory / GLINER)
     if config.get("model_type") == STREAMING:  # it writes no other type, and tells the form by other settings
-        raise ConversionError(f"{GLINER}: model_type {STREAMING!r} is not supported, only GLiNER with one encoder.")
+        raise ConversionError(f"{GLINER}: model_type {STREAMING!r} is not supported, only GLiNER of encoders.")
     _check(GLINER, config, _GLINER)
-    encoder = _encoder(GLINER, config, _SAVE)
+    of_labels = _read_label_encoder(directory, config)
+    encoder = _encoder(GLINER, config, "encoder_config", _SAVE)
     max_words, max_width = _count(GLINER, config, "max_len", 384), _count(GLINER, config, "max_width", 12)
     labelling = Labelling(
         scores="words" if config.get("span_mode") == "token_level" else "spans",
-        marker=_text(GLINER, config, "ent_token", "<<ENT>>"),
-        separator=_text(GLINER, config, "sep_token", "<<SEP>>"),
+        marker="" if of_labels else _text(GLINER, config, "ent_token", "<<ENT>>"),
+        separator="" if of_labels else _text(GLINER, config, "sep_token", "<<SEP>>"),
         label_rows="marker" if config.get("embed_ent_token", True) else "next",
         word_rows=config.get("subtoken_pooling") or "first",
         max_words=max_words,
         max_width=max_width,
     )
-    token = _count(GLINER, config, "class_token_index", 0)
-    prefix = "token_rep_layer.bert_layer.model."
     encoder, positions = _with_positions(encoder, _TOKENS_PER_WORD * max_words)
-    limit = min(read_limits(directory).max_tokens or positions, positions)
-    return LabelCheckpoint(directory, encoder, labelling, token, prefix, limit)
+    return LabelCheckpoint(
+        directory=directory,
+        settings=encoder,
+        prefix="token_rep_layer.bert_layer.model.",
+        max_tokens=min(read_limits(directory).max_tokens or positions, positions),
+        tokenizer=directory,
+        pooling="cls",
+        projection=_TEXT,
+        labelling=labelling,
+        token=None if of_labels else _count(GLINER, config, "class_token_index", 0),
+        of_labels=of_labels,
+    )
+
+
+def _read_label_encoder(directory: Path, config: Mapping[str, Any]) -> EncoderPart | None:
+    """Returns the encoder that reads labels; None if they stand with the text."""
+    if config.get("labels_encoder") is None:
+        return None
+    tokenizer = directory / LABELS_TOKENIZER
+    encoder = _encoder(GLINER, config, "labels_encoder_config", _SAVE)
+    if not tokenizer.is_dir():
+        raise ConversionError(f"the checkpoint has no tokenizer of labels (folder {LABELS_TOKENIZER}); {_SAVE}.")
+    encoder, positions = _with_positions(encoder, _LABEL)
+    return EncoderPart(
+        directory=directory,
+        settings=encoder,
+        prefix="token_rep_layer.labels_encoder.model.",
+        max_tokens=min(read_limits(tokenizer).max_tokens or positions, positions),
+        tokenizer=tokenizer,
+        pooling="mean",
+        projection=_LABELS,
+    )
 
 
 def _read_gliclass(directory: Path) -> LabelCheckpoint:
     name = "config.json"
     config = read_object(directory / name)
     _check(name, config, _GLICLASS)
-    encoder = _encoder(name, config, "load it with gliclass and save it again with save_pretrained")
+    encoder = _encoder(name, config, "encoder_config", "load it with gliclass and save it again with save_pretrained")
     averages = config.get("class_token_pooling") == "average"
     embeds, extracts = config.get("embed_class_token", True), bool(config.get("extract_text_features"))
     pooling = config.get("pooling_strategy") or "first"
@@ -175,9 +228,17 @@ def _read_gliclass(directory: Path) -> LabelCheckpoint:
         scale=scale,
     )
     encoder, positions = _with_positions(encoder, _PIPELINE)
-    limit = min(read_limits(directory).max_tokens or positions, positions)
-    token = _count(name, config, "class_token_index", 0)
-    return LabelCheckpoint(directory, encoder, labelling, token, "model.encoder_model.", limit)
+    return LabelCheckpoint(
+        directory=directory,
+        settings=encoder,
+        prefix="model.encoder_model.",
+        max_tokens=min(read_limits(directory).max_tokens or positions, positions),
+        tokenizer=directory,
+        pooling="cls",
+        projection=_TEXT,
+        labelling=labelling,
+        token=_count(name, config, "class_token_index", 0),
+    )
 
 
 def _check(file: str, config: Mapping[str, Any], known: Mapping[str, tuple[object, ...]]) -> None:
@@ -187,10 +248,10 @@ def _check(file: str, config: Mapping[str, Any], known: Mapping[str, tuple[objec
             raise ConversionError(f"{file}: {key} {config[key]!r} is not supported, only {named}.")
 
 
-def _encoder(file: str, config: Mapping[str, Any], step: str) -> dict[str, Any]:
-    encoder = config.get("encoder_config")
+def _encoder(file: str, config: Mapping[str, Any], key: str, step: str) -> dict[str, Any]:
+    encoder = config.get(key)
     if not isinstance(encoder, dict):
-        raise ConversionError(f"{file} does not describe the encoder (encoder_config); {step}.")
+        raise ConversionError(f"{file} does not describe the encoder ({key}); {step}.")
     return {"model_type": "deberta-v2"} | encoder
 
 

@@ -1,8 +1,9 @@
 """Texts with labels that a request names: GLiNER (Zaratiana et al. 2024, arXiv:2311.08526) and GLiClass.
 
-The labels stand in one sequence with the text, each behind a marker, and a separator divides them from the text. The
-network gives hidden states, and the head here gives each label a score: for spans of words (`spans`), for words that
-begin, end and continue a span (`words`), or for the text (`text`). It follows gliner 0.2.29 and gliclass 0.1.21.
+The labels stand in one sequence with the text, each behind a marker, and a separator divides them from the text. Or a
+second network makes a vector of each label by itself. The network gives hidden states, and the head here gives each
+label a score: for spans of words (`spans`), for words that begin, end and continue a span (`words`), or for the text
+(`text`). It follows gliner 0.2.29 and gliclass 0.1.21.
 
 The head computes in fp32 and one sequence at a time, so that an answer does not depend on its batch. Shape letters: C
 labels, W words, K words of the widest span, and H the width of the head.
@@ -71,7 +72,8 @@ class Reader:
         """Raises ValueError if the tokenizer lacks a token, or could read one in a text."""
         self.tokenizer, self.labelling = tokenizer, labelling
         self._size = max_tokens - tokenizer.special_count(pair=False)
-        self._marker, self._separator = (self._special(token) for token in (labelling.marker, labelling.separator))
+        if labelling.encoder is None:
+            self._marker, self._separator = (self._special(token) for token in (labelling.marker, labelling.separator))
 
     def _special(self, token: str) -> int:
         number = self.tokenizer.token_to_id(token)
@@ -89,7 +91,8 @@ class Reader:
     ) -> Iterator[LabelledText]:
         """Yields windows of a text, which overlap by this number of words, or by half of one if that is fewer.
 
-        There may be at most `most` of them. A word that is longer than a window is cut.
+        There may be at most `most` of them. A word that is longer than a window is cut. Without `labels`, a window has
+        the text alone.
 
         Raises:
             NoRoom: the labels leave no room for a token.
@@ -132,7 +135,9 @@ class Reader:
 
     def _prompt(self, labels: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
         """Returns the labels with their markers and the separator, and the places of the markers."""
-        prompt, starts = list[int](), []
+        prompt, starts = list[int](), list[int]()
+        if not labels:
+            return prompt, starts
         for ids in labels:
             starts.append(len(prompt))
             prompt += [self._marker, *ids]
@@ -214,17 +219,19 @@ class Scorer:
         for name in sorted(head.keys() - self._known):
             raise LabellingError(f"the parameter {name!r} of the head is unexpected")
 
-    def probabilities(self, text: LabelledText, row: Floats) -> Floats:
-        """Returns the probabilities of a sequence from its rows, (F, H).
+    def probabilities(self, text: LabelledText, row: Floats, labels: Floats | None = None) -> Floats:
+        """Returns the probabilities of a sequence from its rows (F, H), and from the vectors of labels (C, H) if it has
+        none.
 
         For `spans` (W, K, C): of words i to i + k, zero beyond the last word. For `words` (W, C, 3): that a word
         begins, ends and is part of a span. For `text` (C,).
         """
-        return sigmoid(self.logits(text, row))
+        return sigmoid(self.logits(text, row, labels))
 
-    def logits(self, text: LabelledText, row: Floats) -> Floats:
+    def logits(self, text: LabelledText, row: Floats, labels: Floats | None = None) -> Floats:
         """Returns the logits of `probabilities`. Those of no span are minus infinity."""
-        labels = _pool(row, text.labels, self.labelling.label_rows)
+        if labels is None:
+            labels = _pool(row, text.labels, self.labelling.label_rows)
         words = _pool(row, text.words, self.labelling.word_rows)
         match self.labelling.scores:
             case "spans":

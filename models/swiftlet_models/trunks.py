@@ -68,7 +68,8 @@ def obstacle(traits: Traits, names: Container[str], adapted: Iterable[str]) -> s
 def _trunk(path: Path) -> Trunk | None:
     """Returns the structure of an artifact's encoder; None if it has none with names that are known."""
     try:
-        manifest = read_manifest(path)
+        if (manifest := read_manifest(path)).of_labels:  # two networks, which an engine has to itself
+            return None
         traits = configure(manifest.architecture, manifest.config).traits()
         with (path / WEIGHTS).open("rb", buffering=0) as file:
             tensors = read_header(file)

@@ -36,6 +36,11 @@ GLINER: Final[Mapping[str, Write]] = {
     "words": lambda path: write_gliner(path, form="token"),
     "words, modernbert, last": lambda path: write_gliner(path, "modernbert", "token", subtoken_pooling="last"),
     "words, max": lambda path: write_gliner(path, form="token", subtoken_pooling="max"),
+    "two encoders": lambda path: write_gliner(path, labels="bert"),
+    "two encoders as wide, modernbert and deberta": lambda path: write_gliner(
+        path, "modernbert", labels="deberta-v2", hidden_size=32, subtoken_pooling="last"
+    ),
+    "two encoders, words": lambda path: write_gliner(path, form="token", labels="modernbert", num_rnn_layers=0),
 }
 GLICLASS: Final[Mapping[str, Write]] = {
     "first": lambda path: write_gliclass(path),

@@ -1,7 +1,7 @@
 """Writes `labels.json`: the answers of gliner 0.2.29 and gliclass 0.1.21 to the cases of `labels.py`.
 
     python -m venv /tmp/oracle
-    /tmp/oracle/bin/pip install torch==2.13.0 transformers==5.23.0 gliner==0.2.29 gliclass==0.1.21
+    /tmp/oracle/bin/pip install torch==2.13.0 transformers==5.16.1 gliner==0.2.29 gliclass==0.1.21 protobuf==7.36.2
     PYTHONPATH=. /tmp/oracle/bin/python tests/goldens/write_labels.py
 
 The packages are unmodified, and read the checkpoints of `tests/support/label_checkpoints.py`.

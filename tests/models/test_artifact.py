@@ -370,6 +370,7 @@ def test_manifest_has_labelling_with_a_head_only(path: Path) -> None:
         "reads_from_separator": [None],
         "scorer": ["cosine"],
         "scale": ["1", True, 10**400],
+        "encoder": [1, {}, []],
     }
     assert wrong.keys() == asdict(labelling).keys()
     for key, values in wrong.items():

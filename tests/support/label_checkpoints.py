@@ -35,6 +35,7 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
         "type_vocab_size": 0,
         "max_position_embeddings": 64,
     },
+    "bert": SIZES | {"max_position_embeddings": 48},
     "modernbert": SIZES
     | {"local_attention": 16, "global_attn_every_n_layers": 2, "max_position_embeddings": 512, "pad_token_id": 3},
 }
@@ -51,6 +52,10 @@ def write_tokenizer(directory: Path, trunk: str, added: tuple[str, ...]) -> int:
         (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "DebertaV2Tokenizer"}', "utf-8")
         fast = transformers.AutoTokenizer.from_pretrained(directory)
         (directory / "spm.model").unlink()
+    elif trunk == "bert":
+        directory.mkdir(parents=True, exist_ok=True)
+        fast = transformers.BertTokenizer.from_pretrained(shutil.copy(cases.HERE / "vocab.txt", directory))
+        (directory / "vocab.txt").unlink()
     else:
         vocab = json.loads((cases.HERE / "vocab.json").read_text("utf-8"))
         vocab = {token: number for number, token in enumerate([*SPECIALS, *(t for t in vocab if t not in SPECIALS)])}
@@ -106,9 +111,11 @@ def write_tensors(directory: Path, shapes: Shapes, gain: Mapping[str, float], sh
     safetensors.numpy.save_file(tensors, directory / "model.safetensors")
 
 
-def write_gliner(directory: Path, trunk: str = "deberta-v2", form: str = "span", **settings: Any) -> Path:
-    """Writes a checkpoint of GLiNER. The form is span or token."""
-    markers = ("[FLERT]", "<<ENT>>", "<<SEP>>")
+def write_gliner(
+    directory: Path, trunk: str = "deberta-v2", form: str = "span", labels: str | None = None, **settings: Any
+) -> Path:
+    """Writes a checkpoint of GLiNER. The form is span or token. `labels` is the trunk of a second encoder for them."""
+    markers = () if labels else ("[FLERT]", "<<ENT>>", "<<SEP>>")
     count = write_tokenizer(directory, trunk, markers)
     encoder, shapes = trunk_shapes(trunk, "token_rep_layer.bert_layer.model.", vocab_size=count)
     config: dict[str, Any] = {
@@ -135,6 +142,11 @@ def write_gliner(directory: Path, trunk: str = "deberta-v2", form: str = "span",
     h, own = config["hidden_size"], encoder["hidden_size"]
     if h != own:
         shapes |= linear("token_rep_layer.projection", h, own)
+    if labels:
+        of_labels = write_tokenizer(directory / "labels_tokenizer", labels, ())
+        second, more = trunk_shapes(labels, "token_rep_layer.labels_encoder.model.", vocab_size=of_labels)
+        config |= {"labels_encoder": "none", "labels_encoder_config": second, "class_token_index": -1}
+        shapes |= more | (linear("token_rep_layer.labels_projection", h, own) if h != own else {})
     shapes |= dict(lstm("rnn.lstm", h, h // 2, config["num_rnn_layers"]))
     if form == "span":
         shapes |= projection("prompt_rep_layer", h, h)

@@ -6,31 +6,42 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.testclient import TestClient
 
+from swiftlet_models import trunks
+from swiftlet_models.artifact import Artifact, ArtifactError
+from swiftlet_models.artifact.parsing import parse
 from swiftlet_models.checkpoint_tensors import ConversionError
 from swiftlet_models.label_checkpoints import find_label_checkpoint
-from swiftlet_models.labelling import Words
+from swiftlet_models.labelling import LabelledText, Words
 from swiftlet_models.tokenizer import Tokenizer
-from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError
+from swiftlet_serve.http.app import create_app
 from swiftlet_serve.inference.loading import load_model
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.offline.draft import Draft
+from swiftlet_serve.offline.evaluate import respond
 from swiftlet_serve.offline.import_checkpoint import import_checkpoint
+from swiftlet_serve.settings import Settings
 from swiftlet_serve.tasks._spans import Spans, select
 from swiftlet_serve.types import Batch
 from tests.goldens import labels
 from tests.goldens.cases import HERE
-from tests.support.drafts import answers, catch_drafts
+from tests.support.drafts import answers, catch_drafts, task_of
 from tests.support.label_checkpoints import write_gliclass, write_gliner
 from tests.support.task_requests import rejection
+from tests.support.tiers import first
 
 GOLDEN = json.loads((HERE / "labels.json").read_text("utf-8"))
 TEXT = labels.TEXTS[0]
@@ -46,13 +57,14 @@ def imported(path: Path) -> Draft:
     return drafts[0]
 
 
-def task_of(draft: Draft) -> Any:
-    return tasks.create(draft.manifest.task, draft.tokenizer, draft.manifest, draft.head)
-
-
 @pytest.fixture(scope="module")
 def gliner(tmp_path_factory: pytest.TempPathFactory) -> Draft:
     return imported(write_gliner(tmp_path_factory.mktemp("gliner")))
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory: pytest.TempPathFactory) -> Draft:
+    return imported(write_gliner(tmp_path_factory.mktemp("second"), labels="bert"))
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +99,26 @@ def test_scores_of_labels_equal_gliclass(name: str, tmp_path: Path) -> None:
                 np.testing.assert_allclose([own[label] for label in names], scores, atol=2e-5)
 
 
-def test_int8_is_measured_in_the_terms_of_the_task_and_a_batch_equals_its_rows(tmp_path: Path) -> None:
-    checkpoint = write_gliner(tmp_path / "checkpoint", num_rnn_layers=0)
-    artifact, _ = import_checkpoint(
-        str(checkpoint), None, tmp_path, name="m", max_loss=0.5, accept_tokenizer=True, report=str
-    )
+def rounded(path: Path, **settings: Any) -> Artifact:
+    checkpoint = write_gliner(path / "checkpoint", **settings)
+    return import_checkpoint(str(checkpoint), None, path, name="m", max_loss=0.5, accept_tokenizer=True, report=str)[0]
+
+
+@pytest.fixture(scope="module")
+def two_encoders(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return rounded(tmp_path_factory.mktemp("two"), labels="bert")
+
+
+def test_int8_is_measured_in_the_terms_of_the_task(tmp_path: Path) -> None:
+    check_int8(rounded(tmp_path, num_rnn_layers=0))
+
+
+def test_int8_of_two_encoders_is_measured_together(two_encoders: Artifact) -> None:
+    check_int8(two_encoders)
+
+
+def check_int8(artifact: Artifact) -> None:
+    """Also checks that a batch equals its rows."""
     assert artifact.manifest.precision == "int8"
     certificate = artifact.certificate()
     assert certificate is not None
@@ -99,12 +126,72 @@ def test_int8_is_measured_in_the_terms_of_the_task_and_a_batch_equals_its_rows(t
     model = load_model(artifact.path, "native")
     request = model.task.Request.model_validate({"inputs": [*labels.TEXTS], "parameters": {"labels": NAMES}})
     encodings = model.task.encode(request)
+    assert {encoding.head for encoding in encodings} == ({0, 1} if artifact.of_labels else {0})
     together = model.engine.run(Batch.of(encodings))
     for encoding, row in zip(encodings, together, strict=True):
         (alone,) = model.engine.run(Batch.of([encoding]))
         assert np.array_equal(alone, row)
-        assert np.array_equal(model.task.scores(encoding, alone), model.task.scores(encoding, row))  # type: ignore[attr-defined]
     model.engine.close()
+
+
+@pytest.mark.parametrize("engine", first(("onnx_cpu", "torch"), "onnx_cpu"))
+def test_other_engines_run_two_encoders(two_encoders: Artifact, engine: str) -> None:
+    found = []
+    for name in ("native", engine):
+        model = load_model(two_encoders.path, name)
+        (response,) = respond(model, [{"inputs": TEXT, "parameters": {"labels": NAMES, "threshold": 0.3}}])
+        found.append([(one["start"], one["end"], one["entity_group"]) for one in response])
+    assert found[0] == found[1] != []
+
+
+def test_labels_are_encoded_once_for_all_requests(two_encoders: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = LocalRuntime.start(Settings(models=(str(two_encoders.path),), engine="native", cores=1))
+    heads: list[int] = []
+    run = runtime.dispatcher.executor.run
+
+    def spy(model: str, encodings: Any, timeout_s: float) -> Any:
+        heads.extend(one.head for one in encodings)
+        return run(model, encodings, timeout_s)
+
+    monkeypatch.setattr(runtime.dispatcher.executor, "run", spy)
+    several = {"inputs": [TEXT, "Bern"], "parameters": {"labels": NAMES, "threshold": 0.3}}
+    with TestClient(create_app(runtime)) as client:
+        whole = client.post("/entities", json=several)
+        assert whole.status_code == 200, whole.text
+        assert sorted(heads) == [0, 0, 1, 1]
+        partial = client.post("/entities", json=several | {"partial": True})
+        assert (partial.json(), heads[4:]) == (whole.json(), [0, 0])
+        reversed_ = client.post("/entities", json={"inputs": TEXT, "parameters": {"labels": [*NAMES[::-1], "day"]}})
+        assert reversed_.status_code == 200
+        assert sorted(heads[6:]) == [0, 1]
+
+
+def test_artifact_with_two_encoders_is_verified(two_encoders: Artifact, tmp_path: Path) -> None:
+    copies = [Path(shutil.copytree(two_encoders.path, tmp_path / name)) for name in "ab"]
+    assert trunks.groups(copies) == [[copy] for copy in copies]
+    manifest = json.loads((copies[0] / "manifest.json").read_text("utf-8"))
+    for place, value in (
+        (("encoder",), {}),
+        (("encoder", "max_tokens"), 0),
+        (("encoder", "embedding", "pooling"), "cls"),
+        (("encoder", "embedding"), None),
+        (("encoder",), None),
+        (("marker",), "[X]"),
+    ):
+        changed = json.loads(json.dumps(manifest))
+        parent = changed["labelling"]
+        for key in place[:-1]:
+            parent = parent[key]
+        parent[place[-1]] = value
+        with pytest.raises(ValueError, match="labelling"):
+            parse(changed)
+    del manifest["files"]["labels.golden.npz"]
+    with pytest.raises(ValueError, match=re.escape("lacks labels.golden.npz")):
+        parse(manifest)
+    file = copies[1] / "labels.weights.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\xff")
+    with pytest.raises(ArtifactError, match="altered"):
+        load_model(copies[1], "native")
 
 
 # ---- requests
@@ -128,6 +215,31 @@ def test_int8_is_measured_in_the_terms_of_the_task_and_a_batch_equals_its_rows(t
 )
 def test_parameters_that_do_not_fit_are_refused(gliner: Draft, parameters: Any, expected: Any) -> None:
     assert rejection(task_of(gliner), TEXT, **parameters) == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "code", "pointer", "limit"),
+    [
+        (["a", " "], "validation_failed", "/parameters/labels/1", None),
+        (["a", "\u200b"], "validation_failed", "/parameters/labels/1", None),
+        (["a", "a"], "validation_failed", "/parameters/labels", None),
+        (["a", "the " * 47], "input_too_long", "/parameters/labels/1", 48),
+    ],
+)
+def test_labels_of_a_second_encoder_are_checked(
+    second: Draft, names: list[str], code: str, pointer: str, limit: int | None
+) -> None:
+    assert rejection(task_of(second), TEXT, labels=names) == (code, pointer, limit)
+
+
+def test_labels_of_a_second_encoder_take_no_room_of_a_text(second: Draft) -> None:
+    task = task_of(second)
+    parameters = {"labels": [f"label {i}" for i in range(256)]}
+    labels_, windows = 256, task.encode(task.Request.model_validate({"inputs": TEXT, "parameters": parameters}))
+    assert [one.head for one in windows] == [1] * labels_ + [0]
+    assert all(one.kept for one in windows[:-1])
+    alone = task.encode(task.Request.model_validate({"inputs": TEXT, "parameters": {"labels": ["a"]}}))
+    assert windows[-1].input_ids.tolist() == alone[-1].input_ids.tolist()
 
 
 @pytest.mark.parametrize(
@@ -167,11 +279,13 @@ def test_labels_that_leave_no_room_are_refused_and_a_text_is_cut(gliclass: Draft
 # ---- windows and spans
 
 
-def test_windows_hold_every_word_and_overlap(gliner: Draft) -> None:
-    task, text = task_of(gliner), " ".join(labels.TEXTS[:4] * 5)
+@pytest.mark.parametrize("name", ["gliner", "second"])
+def test_windows_hold_every_word_and_overlap(name: str, request: pytest.FixtureRequest) -> None:
+    task, text = task_of(request.getfixturevalue(name)), " ".join(labels.TEXTS[:4] * 5)
     for stride in (0, 3, None):
         parameters = {"labels": NAMES, "stride": stride}
-        windows = task.encode(task.Request.model_validate({"inputs": text, "parameters": parameters}))
+        encodings = task.encode(task.Request.model_validate({"inputs": text, "parameters": parameters}))
+        windows = [one for one in encodings if isinstance(one, LabelledText)]
         ends = [window.first_word + len(window.words) for window in windows]
         starts = [window.first_word for window in windows]
         overlap = 4 if stride is None else stride
@@ -284,6 +398,20 @@ def test_setting_of_gliclass_that_is_not_read_is_refused(tmp_path: Path, setting
     (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
     with pytest.raises(ConversionError, match=next(iter(settings_))):
         find_label_checkpoint(tmp_path)
+
+
+def test_second_encoder_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    write_gliner(tmp_path, labels="bert")
+    file = tmp_path / "model.safetensors"
+    tensors = safetensors.numpy.load_file(file)
+    kept = {name: tensor for name, tensor in tensors.items() if "labels_projection" not in name}
+    safetensors.numpy.save_file(kept, file)
+    with pytest.raises(ConversionError, match="the vectors of labels have 32 numbers, and those of words 48"):
+        imported(tmp_path)
+    safetensors.numpy.save_file(tensors, file)
+    (tmp_path / "labels_tokenizer").rename(tmp_path / "other")
+    with pytest.raises(ConversionError, match="no tokenizer of labels"):
+        imported(tmp_path)
 
 
 def test_head_that_does_not_fit_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@
       model.safetensors   optional: the parameters in fp32, for the torch engine
       activations.safetensors  optional: fixed ranges of activations, for int8 with onnx_cpu
       head.safetensors    of a model that reads labels: the parameters behind the network, in fp32
+      labels.*            of a model that encodes labels by themselves: the tokenizer, weights and golden answers
       golden.npz          golden answers: inputs and the fp32 network's outputs, replayed at start-up
       card.json           origin, and measured accuracy and latency
       certificate.json    optional: how the answers agree with those of fp32, for exactly this manifest
@@ -29,6 +30,7 @@ from swiftlet_models.artifact.directory import seal as seal
 from swiftlet_models.artifact.manifest import ACTIVATIONS as ACTIVATIONS
 from swiftlet_models.artifact.manifest import CARD as CARD
 from swiftlet_models.artifact.manifest import CERTIFICATE as CERTIFICATE
+from swiftlet_models.artifact.manifest import FORMATS as FORMATS
 from swiftlet_models.artifact.manifest import GOLDEN as GOLDEN
 from swiftlet_models.artifact.manifest import HEAD as HEAD
 from swiftlet_models.artifact.manifest import LANGUAGE as LANGUAGE
@@ -38,6 +40,7 @@ from swiftlet_models.artifact.manifest import MAX_MANIFEST_BYTES as MAX_MANIFEST
 from swiftlet_models.artifact.manifest import MAX_NAME as MAX_NAME
 from swiftlet_models.artifact.manifest import NAME as NAME
 from swiftlet_models.artifact.manifest import NAME_RULE as NAME_RULE
+from swiftlet_models.artifact.manifest import OF_LABELS as OF_LABELS
 from swiftlet_models.artifact.manifest import ONNX as ONNX
 from swiftlet_models.artifact.manifest import OPTIONAL as OPTIONAL
 from swiftlet_models.artifact.manifest import REQUIRED as REQUIRED
@@ -53,6 +56,7 @@ from swiftlet_models.artifact.manifest import Embedding as Embedding
 from swiftlet_models.artifact.manifest import File as File
 from swiftlet_models.artifact.manifest import Fit as Fit
 from swiftlet_models.artifact.manifest import Head as Head
+from swiftlet_models.artifact.manifest import LabelEncoder as LabelEncoder
 from swiftlet_models.artifact.manifest import Labelling as Labelling
 from swiftlet_models.artifact.manifest import Manifest as Manifest
 from swiftlet_models.artifact.manifest import MultiVector as MultiVector

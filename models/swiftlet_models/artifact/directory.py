@@ -18,6 +18,7 @@ from swiftlet_models.artifact.manifest import (
     FORMATS,
     MANIFEST,
     MAX_MANIFEST_BYTES,
+    OF_LABELS,
     ONNX,
     UNLISTED,
     WEIGHTS,
@@ -45,6 +46,7 @@ class Artifact:
     path: Path
     manifest: Manifest
     digest: str = ""  # SHA-256 of the manifest's file, which has those of all other files; empty before it is written
+    prefix: str = ""  # of the names of its files
 
     def file(self, name: str) -> Path:
         """Returns the path of a listed file.
@@ -53,13 +55,28 @@ class Artifact:
             ArtifactError: the artifact has no such file.
         """
         if name not in self.manifest.files:
-            raise ArtifactError(f"{self.path.name}: this artifact has no {name}.")
-        return self.path / name
+            raise ArtifactError(f"{self.path.name}: this artifact has no {self.prefix}{name}.")
+        return self.path / f"{self.prefix}{name}"
 
     @property
     def weights(self) -> Path:
         """The path of the file of the parameters."""
-        return self.path / next(name for name in FORMATS if name in self.manifest.files)
+        return self.file(self._weights)
+
+    @property
+    def weights_sha256(self) -> str:
+        """The SHA-256 of the file of the parameters, as the manifest lists it."""
+        return self.manifest.files[self._weights].sha256
+
+    @property
+    def _weights(self) -> str:
+        return next(name for name in FORMATS if name in self.manifest.files)
+
+    @property
+    def of_labels(self) -> Artifact | None:
+        """The encoder of labels as an artifact by itself, whose files lie beside the others; None if there is none."""
+        manifest = self.manifest.of_labels
+        return Artifact(self.path, manifest, self.digest, OF_LABELS) if manifest else None
 
     def card(self) -> dict[str, Any]:
         """Returns the model's card: its origin and its measured accuracy and latency."""

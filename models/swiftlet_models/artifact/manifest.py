@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
 
 Head = Literal["classification", "token", "masked_lm", "causal_lm", "embedding"]
@@ -38,7 +38,10 @@ SIGNATURE: Final = "certificate.sig"
 
 FORMATS: Final[Mapping[str, int]] = {WEIGHTS: 2, ONNX: 1}  # by the file of the parameters
 REQUIRED: Final = frozenset({TOKENIZER, GOLDEN, CARD})  # and one of FORMATS
-OPTIONAL: Final = frozenset({SAFETENSORS, ACTIVATIONS, HEAD, *FORMATS})
+OF_LABELS: Final = "labels."  # begins the names of the files of an encoder of labels
+REQUIRED_OF_LABELS: Final = frozenset({f"{OF_LABELS}{name}" for name in (TOKENIZER, GOLDEN, WEIGHTS)})
+OPTIONAL_OF_LABELS: Final = f"{OF_LABELS}{SAFETENSORS}"
+OPTIONAL: Final = frozenset({SAFETENSORS, ACTIVATIONS, HEAD, *FORMATS, *REQUIRED_OF_LABELS, OPTIONAL_OF_LABELS})
 UNLISTED: Final = (CERTIFICATE, SIGNATURE)  # files that may lie beside those that a manifest lists
 MAX_MANIFEST_BYTES: Final = 1 << 20  # and of the certificate
 MAX_BYTES: Final[Mapping[str, int]] = {TOKENIZER: 64 << 20, GOLDEN: 4 << 20, CARD: 1 << 20}
@@ -151,6 +154,22 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class LabelEncoder:
+    """A second network, which makes a vector of each label by itself.
+
+    It has the precision and the tolerance of the first one, and vectors of its width. Its files are `labels.` and the
+    names of those of the first one.
+    """
+
+    architecture: str
+    config: Mapping[str, Any]  # as in the manifest
+    max_tokens: int  # of a label, special tokens included
+    vocab_size: int
+    embedding: Embedding
+    reading: Reading = Reading()
+
+
+@dataclass(frozen=True)
 class Labelling:
     """How a model reads labels that a request names, and what it scores them for (`swiftlet_models/labelling.py`).
 
@@ -158,8 +177,8 @@ class Labelling:
     """
 
     scores: Scored  # what has a score for each label: spans of words, words, or the text
-    marker: str  # the special token in front of each label
-    separator: str  # the special token behind the last label
+    marker: str  # the special token in front of each label; empty: labels do not stand with the text
+    separator: str  # the special token behind the last label; empty as the marker
     label_rows: LabelRows = "marker"  # the tokens that stand for a label; "mean": from its marker to the next one
     word_rows: WordRows = "first"  # the tokens of a word, or of the text, that stand for it
     max_words: int = 384  # of a window
@@ -169,6 +188,7 @@ class Labelling:
     reads_from_separator: bool = False  # whether the text's tokens are those from the separator on, and not all
     scorer: LabelScorer = "dot"  # for `text`
     scale: float | None = None  # of the cosine, for `text`; None: vectors are not normalised
+    encoder: LabelEncoder | None = None  # of labels; None: they stand with the text
 
 
 @dataclass(frozen=True)
@@ -227,3 +247,17 @@ class Manifest:
     labelling: Labelling | None = None  # for a model with `head.safetensors`, unless that is for queries
     languages: tuple[str, ...] = ()  # BCP 47 tags of the texts that the model was trained for; empty: not known
     format: int = FORMATS[WEIGHTS]
+
+    @property
+    def of_labels(self) -> Manifest | None:
+        """The description of the encoder of labels as a model by itself; None if there is none."""
+        encoder = self.labelling.encoder if self.labelling else None
+        if encoder is None:
+            return None
+        files = {name.removeprefix(OF_LABELS): file for name, file in self.files.items() if name.startswith(OF_LABELS)}
+        return replace(self, **vars(encoder), task="embed", labelling=None, files=files)
+
+    @property
+    def widths(self) -> Sequence[int]:
+        """The outputs per position of each network, as `width`: that for texts, and that for labels if there is one."""
+        return [self.width] * (2 if self.of_labels else 1)

@@ -16,7 +16,10 @@ from swiftlet_models.artifact.manifest import (
     LANGUAGE,
     MAX_BYTES,
     NAME,
+    OF_LABELS,
+    OPTIONAL_OF_LABELS,
     REQUIRED,
+    REQUIRED_OF_LABELS,
     SAFETENSORS,
     Decisions,
     Dense,
@@ -24,6 +27,7 @@ from swiftlet_models.artifact.manifest import (
     File,
     Fit,
     Head,
+    LabelEncoder,
     Labelling,
     LabelRows,
     LabelScorer,
@@ -102,16 +106,21 @@ def parse(document: object) -> Manifest:
     embedding = _parse_embedding(document["embedding"])
     check((embedding is not None) == (document["head"] == "embedding"), "embedding")
     files = document["files"]
+    labelling = _parse_labelling(document["labelling"], embedding, has_head=HEAD in files)
     required = REQUIRED | {name for name, number in FORMATS.items() if number == document["format"]}
+    optional = {SAFETENSORS, ACTIVATIONS, HEAD}
+    if labelling and labelling.encoder:
+        required |= REQUIRED_OF_LABELS
+        optional.add(OPTIONAL_OF_LABELS)
     for name in sorted(required - set(files)):
         raise ValueError(f"the list of files lacks {name}.")
-    for name in sorted(set(files) - required - {SAFETENSORS, ACTIVATIONS, HEAD}):
+    for name in sorted(set(files) - required - optional):
         raise ValueError(f"the list of files has the unknown name {name!r}.")
     for name, entry in files.items():
         check(
             isinstance(entry, dict)
             and set(entry) == {"size", "sha256"}
-            and is_count(entry["size"], MAX_BYTES.get(name, math.inf))
+            and is_count(entry["size"], MAX_BYTES.get(name.removeprefix(OF_LABELS), math.inf))
             and isinstance(entry["sha256"], str)
             and re.fullmatch(r"[0-9a-f]{64}", entry["sha256"]) is not None,
             f"files/{name}",
@@ -122,7 +131,7 @@ def parse(document: object) -> Manifest:
         "embedding": embedding,
         "decisions": _parse_decisions(document["decisions"], labels),
         "reading": _parse_reading(document["reading"]),
-        "labelling": _parse_labelling(document["labelling"], embedding, has_head=HEAD in files),
+        "labelling": labelling,
         "languages": tuple(languages),
     }
     return Manifest(**document | parsed)
@@ -284,8 +293,11 @@ def _parse_labelling(document: object, embedding: Embedding | None, *, has_head:
     is_for_queries = embedding is not None and embedding.sparse is not None and embedding.sparse.static_query
     if document is None and has_head == is_for_queries:
         return None
+    if isinstance(document, dict):
+        document = {"encoder": None} | document  # which older manifests lack
     if not has_head or is_for_queries or not _has_fields(document, Labelling):
         raise ValueError("the field 'labelling' has a wrong value.")
+    encoder = _parse_label_encoder(document["encoder"])
     labels, scale = document["labels"], document["scale"]
     valid = {
         "scores": document["scores"] in get_args(Scored) and embedding is not None and embedding.pooling == "cls",
@@ -295,11 +307,33 @@ def _parse_labelling(document: object, embedding: Embedding | None, *, has_head:
         "labels": isinstance(labels, list) and all(isinstance(label, str) and label.strip() for label in labels),
         "scale": scale is None or (type(scale) in (int, float) and abs(scale) <= sys.float_info.max),
     }
-    valid |= {key: isinstance(document[key], str) and bool(document[key]) for key in ("marker", "separator")}
+    valid |= {
+        key: isinstance(document[key], str) and bool(document[key]) == (encoder is None)
+        for key in ("marker", "separator")
+    }
     valid |= {key: isinstance(document[key], bool) for key in ("labels_first", "reads_from_separator")}
     valid |= {key: type(document[key]) is int and 0 < document[key] <= MAX_COUNT for key in ("max_words", "max_width")}
     _check_parts("labelling", valid)
-    return Labelling(**document | {"labels": tuple(labels)})
+    return Labelling(**document | {"labels": tuple(labels), "encoder": encoder})
+
+
+def _parse_label_encoder(document: object) -> LabelEncoder | None:
+    """Raises ValueError if the encoder of labels has a wrong value."""
+    if document is None:
+        return None
+    if not _has_fields(document, LabelEncoder):
+        raise ValueError("the field 'labelling/encoder' has a wrong value.")
+    embedding, reading = _parse_embedding(document["embedding"]), _parse_reading(document["reading"])
+    valid = {
+        "architecture": isinstance(document["architecture"], str),
+        "config": isinstance(document["config"], dict),
+        "embedding": embedding is not None and embedding.pooling == "mean" and embedding.outputs == ("dense",),
+    }
+    valid |= {
+        key: type(document[key]) is int and 0 < document[key] <= MAX_COUNT for key in ("max_tokens", "vocab_size")
+    }
+    _check_parts("labelling/encoder", valid)
+    return LabelEncoder(**document | {"embedding": embedding, "reading": reading})
 
 
 def _are_distinct(levels: Sequence[object], labels: Sequence[str]) -> bool:

@@ -138,7 +138,7 @@ def artifact_network(artifact: Artifact, runs: Path, progress: Progress) -> Netw
     """
     from swiftlet_serve.engines.torch import load_network
 
-    checksum = artifact.manifest.files[artifact.weights.name].sha256
+    checksum = artifact.weights_sha256
     return cached_network(artifact.manifest, checksum, load_network(artifact), artifact.weights, runs, progress)
 
 

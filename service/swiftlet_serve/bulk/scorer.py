@@ -47,6 +47,7 @@ class Running:
 
     chunk: Chunk
     rows: Sequence[Encoded]
+    owners: Sequence[int]  # the place of the sequence whose outcome each sequence has, among those of all rows
     batches: Sequence[tuple[Sequence[int], Future[list[Outcome]]]]
 
 
@@ -55,7 +56,7 @@ class Scorer:
 
     def __init__(self, model: LoadedModel, maker: RequestMaker, cores: int) -> None:
         self._task, self._maker, self._cost = model.task, maker, model.engine.cost
-        self._hosted = EngineModel(model.engine, [model.manifest.width])
+        self._hosted = EngineModel(model.engine, model.manifest.widths)
         self._switch_s = sys.getswitchinterval()
         # A thread that has run a batch needs the interpreter to take the next. By default it would wait 5 ms for the
         # thread that encodes, which is half of the time of a batch of a small network.
@@ -78,11 +79,11 @@ class Scorer:
 
     def finish(self, running: Running) -> list[RowAnswer]:
         """Waits for the batches of a chunk, and returns the answer to each row."""
-        outcomes: list[Any] = [None] * sum(len(row.sequences) for row in running.rows)
+        outcomes: list[Any] = [None] * len(running.owners)
         for indices, future in running.batches:
             for index, outcome in zip(indices, future.result(), strict=True):
                 outcomes[index] = outcome
-        rest = iter(outcomes)
+        rest = iter([outcomes[owner] for owner in running.owners])
         return [self._decode(row, [next(rest) for _ in row.sequences]) for row in running.rows]
 
     def close(self) -> None:
@@ -103,12 +104,18 @@ class Scorer:
 
     def _run(self, chunk: Chunk, rows: Sequence[Encoded]) -> Running:
         sequences = [sequence for row in rows for sequence in row.sequences]
-        groups = batches([len(sequence.input_ids) for sequence in sequences], self._cost)
-        return Running(
-            chunk,
-            rows,
-            [(group, self._threads.submit(self._call, [sequences[index] for index in group])) for group in groups],
-        )
+        firsts: dict[bytes, int] = {}  # of sequences that many rows have, such as labels
+        owners = [
+            firsts.setdefault(sequence.digest, place) if sequence.kept else place
+            for place, sequence in enumerate(sequences)
+        ]
+        places = sorted({*owners})
+        groups = [
+            [places[index] for index in group]
+            for group in batches([len(sequences[place].input_ids) for place in places], self._cost)
+        ]
+        calls = [(group, self._threads.submit(self._call, [sequences[index] for index in group])) for group in groups]
+        return Running(chunk, rows, owners, calls)
 
     def _call(self, sequences: Sequence[Encoding]) -> list[Outcome]:
         return run_batch(self._hosted, Batch.of(sequences))

@@ -124,25 +124,25 @@ class Apart:
     """The networks of several artifacts, where they cannot share a trunk."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
-        self._engines = engines
+        self.engines = engines
         self._last_call = threading.local()
         self.runs_network = all(engine.runs_network for engine in engines)
 
     @property
     def title(self) -> str:
-        return self._engines[0].title
+        return self.engines[0].title
 
     @property
     def cost(self) -> Cost:
-        return self._engines[0].cost
+        return self.engines[0].cost
 
     @property
     def extra_tolerance(self) -> float:
-        return max(engine.extra_tolerance for engine in self._engines)
+        return max(engine.extra_tolerance for engine in self.engines)
 
     @property
     def kernel_faults(self) -> int:
-        return max(getattr(engine, "kernel_faults", 0) for engine in self._engines)
+        return max(getattr(engine, "kernel_faults", 0) for engine in self.engines)
 
     @property
     def helped_s(self) -> float:
@@ -153,13 +153,13 @@ class Apart:
         rows: dict[int, Row] = {}
         seconds = 0.0
         for head, members in _by_head(batch):
-            rows |= zip(members, self._engines[head].run(batch.part(members).for_head(0)), strict=True)
-            seconds += helped_s(self._engines[head])
+            rows |= zip(members, self.engines[head].run(batch.part(members).for_head(0)), strict=True)
+            seconds += helped_s(self.engines[head])
         self._last_call.helped_s = seconds
         return [rows[b] for b in range(len(batch))]
 
     def close(self) -> None:
-        for engine in self._engines:
+        for engine in self.engines:
             engine.close()
 
 

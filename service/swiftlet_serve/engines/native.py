@@ -468,7 +468,7 @@ def _native(
         raise FoldingError(f"the precision is {manifest.precision}")
     with _open(artifact) as weights:
         folded = fold_artifact(artifact, weights, part=part)
-        source = " ".join(each.manifest.files[each.weights.name].sha256 for each in sources or [artifact])
+        source = " ".join(each.weights_sha256 for each in sources or [artifact])
         network = Native(library, folded, passed_over, manifest.precision, files, source, adapters)
     library.share_cores(threads, numa_nodes())
     if passed_over:

@@ -335,7 +335,7 @@ def load_network(artifact: Artifact) -> Model:
     """
     manifest, name = artifact.manifest, artifact.path.name
     try:
-        arrays = read_weights(artifact.path / SAFETENSORS if SAFETENSORS in manifest.files else artifact.weights)
+        arrays = read_weights(artifact.file(SAFETENSORS) if SAFETENSORS in manifest.files else artifact.weights)
     except WeightsError as error:
         raise ArtifactError(f"{name}: {error}") from None
     weights = {key: torch.from_numpy(array) for key, array in arrays.items()}

@@ -91,6 +91,7 @@ class EnsembleModel(OpenModel):
             task,
             first.task_name,
             None,
+            None,
             first.engine_name,
             card,
             None,

@@ -37,11 +37,20 @@ class KeptRows:
     def submit(
         self, encodings: Sequence[Encoding], deadline: Deadline, priority: Priority, record: RequestRecord | None
     ) -> Sequence[Awaitable[Row]]:
-        """Returns the rows that are kept, and submits the other sequences, with the arguments of `Submit`."""
+        """Returns the rows that are kept, and submits the other sequences, with the arguments of `Submit`.
+
+        A sequence that is marked and occurs several times is submitted once.
+        """
         digests = [encoding.digest if encoding.kept else None for encoding in encodings]
         found = [None if digest is None else self._rows.get(digest) for digest in digests]
-        missing = [encoding for encoding, row in zip(encodings, found, strict=True) if row is None]
+        first = {digest: place for place, digest in reversed(list(enumerate(digests)))}
+        missing = [
+            encoding
+            for place, (encoding, digest, row) in enumerate(zip(encodings, digests, found, strict=True))
+            if row is None and (digest is None or first[digest] == place)
+        ]
         submitted = iter(self._submit(missing, deadline, priority, record))
+        computing: dict[bytes, Awaitable[Row]] = {}
         if record is not None:
             record.kept_tokens = sum(len(encoding.input_ids) for encoding in encodings)
             record.kept_tokens -= sum(len(encoding.input_ids) for encoding in missing)
@@ -50,9 +59,10 @@ class KeptRows:
             if digest is None:
                 rows.append(next(submitted))
             elif row is None:
-                computed = asyncio.ensure_future(next(submitted))
-                computed.add_done_callback(partial(self._keep, digest))
-                rows.append(computed)
+                if digest not in computing:
+                    computing[digest] = computed = asyncio.ensure_future(next(submitted))
+                    computed.add_done_callback(partial(self._keep, digest))
+                rows.append(computing[digest])
             else:
                 self._rows.move_to_end(digest)
                 rows.append(_done(row))

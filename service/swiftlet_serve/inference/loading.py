@@ -37,6 +37,7 @@ class OpenModel:
     task: Task[Any, Any]
     task_name: str
     head: HeadWeights | None  # the parameters behind the network; read when the model is opened, as the card
+    label_tokenizer: Tokenizer | None  # of an encoder of labels
     engine_name: str
     card: dict[str, Any]  # for clients; read when the model is opened, since its directory may go
     certificate: dict[str, Any] | None
@@ -69,7 +70,7 @@ class OpenModel:
             known = " or ".join(self.task_names)
             raise SetupError(f"The model {self.manifest.name} is for the task {known}, not {name}.")
         try:
-            task = tasks.create(name, self.tokenizer, self.manifest, self.head)
+            task = tasks.create(name, self.tokenizer, self.manifest, self.head, self.label_tokenizer)
         except (ModelError, ValueError) as error:
             raise SetupError(f"The model {self.manifest.name} cannot serve the task {name}: {error}") from None
         return replace(self, task=task, task_name=name)
@@ -144,24 +145,36 @@ def open_model(
     """
     artifact = open_signed(path, signer_key)
     manifest, name = artifact.manifest, artifact.path.name
-    digest = f"{manifest.files[TOKENIZER].sha256} {manifest.reading}"
     known: MutableMapping[str, Tokenizer] = {} if tokenizers is None else tokenizers
+    parts = [artifact, *([second] if (second := artifact.of_labels) else [])]
     try:
-        if (tokenizer := known.get(digest)) is None:
-            known[digest] = tokenizer = Tokenizer.load(artifact.file(TOKENIZER), manifest.reading)
+        own = [_tokenizer(part, known) for part in parts]
+        tokenizer, label_tokenizer = own[0], own[1] if second else None
         head = read_head(artifact)
-        task = tasks.create(manifest.task, tokenizer, manifest, head)
+        task = tasks.create(manifest.task, tokenizer, manifest, head, label_tokenizer)
     except (ModelError, ValueError) as error:
         raise ArtifactError(f"{name}: {error}") from error
-    if tokenizer.vocab_size > manifest.vocab_size:
-        raise ArtifactError(f"{name}: the tokenizer has more tokens than the network, so it belongs to another model.")
-    if max(tokenizer.special_count(pair=pair) for pair in (False, True)) >= manifest.max_tokens:
-        raise ArtifactError(f"{name}: the tokenizer's special tokens leave no room for a text.")
+    for part, each in zip(parts, own, strict=True):
+        if each.vocab_size > part.manifest.vocab_size:
+            raise ArtifactError(
+                f"{name}: the tokenizer has more tokens than the network, so it belongs to another model."
+            )
+        if max(each.special_count(pair=pair) for pair in (False, True)) >= part.manifest.max_tokens:
+            raise ArtifactError(f"{name}: the tokenizer's special tokens leave no room for a text.")
     types = token_types(manifest)
     if types and tokenizer.token_types > types:
         raise ArtifactError(f"{name}: the tokenizer has more token types than the network.")
     card, certificate = artifact.public_card(), artifact.certificate()
-    return OpenModel(artifact, tokenizer, task, manifest.task, head, engine_name, card, certificate)
+    return OpenModel(artifact, tokenizer, task, manifest.task, head, label_tokenizer, engine_name, card, certificate)
+
+
+def _tokenizer(artifact: Artifact, known: MutableMapping[str, Tokenizer]) -> Tokenizer:
+    """Returns the tokenizer of an artifact, which is read unless it is known."""
+    manifest = artifact.manifest
+    digest = f"{manifest.files[TOKENIZER].sha256} {manifest.reading}"
+    if (tokenizer := known.get(digest)) is None:
+        known[digest] = tokenizer = Tokenizer.load(artifact.file(TOKENIZER), manifest.reading)
+    return tokenizer
 
 
 def locate_one(word: str, cache: str = "") -> Path:

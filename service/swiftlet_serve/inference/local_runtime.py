@@ -146,7 +146,7 @@ class LocalRuntime(Runtime):
         hosted = {}
         for model in served:
             about = model.manifest
-            hosted[about.name] = EngineModel(model.engine, [about.width], model.timed_calls)
+            hosted[about.name] = EngineModel(model.engine, about.widths, model.timed_calls)
         return cls(settings, served, ThreadExecutor(hosted, settings.cores, settings.engine, settings.signer_key))
 
     @classmethod

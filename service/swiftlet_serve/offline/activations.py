@@ -60,7 +60,7 @@ def write_ranges(model: OpenModel, data: Path, limit: int | None = None) -> dict
     artifact = model.artifact
     if artifact.manifest.precision != "int8":
         raise SetupError("Only an int8 artifact has ranges of activations.")
-    texts = encodings(model, data, limit or TEXTS)
+    texts = [text for text in encodings(model, data, limit or TEXTS) if not text.head]  # and no labels
     texts = [*golden_inputs(artifact), *texts[:: -(-len(texts) // TEXTS)]]
     try:
         with open_weights(artifact.weights) as weights:

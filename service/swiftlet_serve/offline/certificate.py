@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from swiftlet_models.artifact import CERTIFICATE, MANIFEST, SIGNATURE, Artifact
+from swiftlet_models.artifact import CERTIFICATE, FORMATS, MANIFEST, OF_LABELS, SIGNATURE, Artifact
 from swiftlet_models.metrics import Score
 from swiftlet_serve import build_info, evaluation
 from swiftlet_serve.errors import SetupError
@@ -94,7 +94,9 @@ def write(
         "machine": {"processor": processor(), "cores": usable_cores()},
         "engine": engine,
         "precision": manifest.precision,
-        "weights_bytes": manifest.files[artifact.weights.name].size,
+        "weights_bytes": sum(
+            file.size for name, file in manifest.files.items() if name.removeprefix(OF_LABELS) in FORMATS
+        ),
         "latency": {
             engine: {"tokens": latency["tokens"], "cores": 1, "milliseconds": latency["milliseconds"]}
             for engine, latency in latencies.items()

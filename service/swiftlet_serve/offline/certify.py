@@ -11,10 +11,20 @@ from typing import Any
 
 from swiftlet_models import checkpoint_files
 from swiftlet_models import sentence_transformers as sentences
-from swiftlet_models.artifact import GOLDEN, HEAD, SAFETENSORS, TOKENIZER, WEIGHTS, Artifact, ArtifactError, seal
+from swiftlet_models.artifact import (
+    GOLDEN,
+    HEAD,
+    OF_LABELS,
+    SAFETENSORS,
+    TOKENIZER,
+    WEIGHTS,
+    Artifact,
+    ArtifactError,
+    seal,
+)
 from swiftlet_models.datasets import DatasetError
 from swiftlet_models.operations import Operations
-from swiftlet_models.weights import open_weights, read_head
+from swiftlet_models.weights import open_weights
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.loading import LoadedModel, load_model
 from swiftlet_serve.inference.model_source import ModelSource
@@ -81,7 +91,8 @@ def _in_fp32(
     manifest, source = artifact.manifest, None
     if manifest.precision == "fp32":
         return load_model(artifact.path, "onnx_cpu"), None
-    weights = artifact.path / SAFETENSORS
+    of_labels = [OF_LABELS] if manifest.of_labels else []
+    weights = {f"{prefix}{WEIGHTS}": artifact.path / f"{prefix}{SAFETENSORS}" for prefix in ("", *of_labels)}
     if SAFETENSORS not in manifest.files:
         checkpoint = checkpoint or _origin(artifact)
         report(f"importing {checkpoint.source} in fp32")
@@ -102,11 +113,13 @@ def _in_fp32(
             pair_separator="",
             report=lambda _: None,
         )
-        source, weights = (imported.certificate() or {})["source"], imported.weights
+        source = (imported.certificate() or {})["source"]
+        weights = {name: imported.path / name for name in weights}
     exact = temporary / "exact" / manifest.name
     exact.mkdir(parents=True)
-    same = {TOKENIZER, GOLDEN, HEAD}.intersection(manifest.files)
-    for name, file in ((WEIGHTS, weights), *((name, artifact.path / name) for name in sorted(same))):
+    same = {TOKENIZER, GOLDEN, HEAD, *(f"{prefix}{name}" for prefix in of_labels for name in (TOKENIZER, GOLDEN))}
+    own = {name: artifact.path / name for name in sorted(same.intersection(manifest.files))}
+    for name, file in (weights | own).items():
         shutil.copyfile(file, exact / name)
     seal(exact, replace(manifest, precision="fp32", tolerance=FP32_TOLERANCE), card={})
     try:
@@ -133,7 +146,7 @@ def _compare(
 ) -> Comparison:
     """Compares the answers of two models, and closes both."""
     manifest = replace(served.manifest, task=served.task_name)
-    probe = Probe.golden(served.tokenizer, manifest, read_head(served.artifact))
+    probe = Probe.golden(served.tokenizer, manifest, served.head, served.label_tokenizer)
     if measure is None:
         report("comparing with fp32 on the built-in texts")
         with open_weights(exact.artifact.weights) as weights:

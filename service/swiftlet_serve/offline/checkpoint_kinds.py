@@ -106,7 +106,7 @@ def _labelled(wanted: Wanted) -> Checkpoint | None:
         raise SetupError("An adapter of GLiNER or GLiClass is not supported. Merge it with peft, and save that.")
     if wanted.task != (own := infer_task(wanted.directory, wanted.source)):
         raise SetupError(f"The checkpoint reads labels for the task {own}, not {wanted.task}.")
-    embedding, projection, head = labelled.read_head()
+    embedding, projection = labelled.read_projection()
     return Checkpoint(
         wanted.directory,
         "embedding",
@@ -115,7 +115,7 @@ def _labelled(wanted: Wanted) -> Checkpoint | None:
         embedding,
         projection,
         labelled=labelled,
-        head_weights=head,
+        head_weights=labelled.read_head(),
     )
 
 

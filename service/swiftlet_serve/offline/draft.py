@@ -18,10 +18,12 @@ from swiftlet_models.operations import Operations
 from swiftlet_models.parameters import ParametersError, check_parameters, configure
 from swiftlet_models.tensors import HeadWeights, Weights, is_finite
 from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_serve.engines._shared_trunk import Apart
 from swiftlet_serve.engines.onnx_cpu import RaggedOnnx
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.machine.cores import usable_cores
 from swiftlet_serve.offline.fidelity import Outputs
+from swiftlet_serve.offline.label_network import LabelNetwork
 from swiftlet_serve.offline.probe import Probe, run
 from swiftlet_serve.types import Batch
 
@@ -42,6 +44,7 @@ class Draft:
     manifest: Manifest
     card: Mapping[str, Any]
     head: HeadWeights | None = None  # the parameters behind the network
+    of_labels: LabelNetwork | None = None
     finite: bool = False  # whether the weights are known to be finite
 
     def operations(self) -> Operations:
@@ -67,11 +70,26 @@ class Draft:
         for name, weight in () if self.finite else self.weights.items():
             if not is_finite(weight):
                 raise ReleaseError(f"The network's parameter {name} holds NaN or infinity. {DAMAGED}")
-        try:
-            folded = fold(self.manifest.architecture, self.manifest.config, self.weights, 1, self.manifest.embedding)
-        except (FoldingError, ParametersError) as error:
-            raise ReleaseError(f"The network cannot be served: {error}.") from None
-        return run(RaggedOnnx(folded, in_fp32, threads=usable_cores()), encodings)
+        engines = [_in_fp32(about, weights) for about, weights in self.networks]
+        return run(engines[0] if len(engines) == 1 else Apart(engines), encodings)
+
+    @property
+    def networks(self) -> Sequence[tuple[Manifest, Weights]]:
+        """The description and the parameters of each network: the one for texts, and one for labels if there is one."""
+        second = self.manifest.of_labels
+        return [
+            (self.manifest, self.weights),
+            *([(second, self.of_labels.weights)] if second and self.of_labels else []),
+        ]
+
+
+def _in_fp32(about: Manifest, weights: Weights) -> RaggedOnnx:
+    """Raises ReleaseError if the network cannot be folded."""
+    try:
+        folded = fold(about.architecture, about.config, weights, 1, about.embedding)
+    except (FoldingError, ParametersError) as error:
+        raise ReleaseError(f"The network cannot be served: {error}.") from None
+    return RaggedOnnx(folded, in_fp32, threads=usable_cores())
 
 
 def golden(encodings: Sequence[Encoding], rows: Outputs) -> dict[str, NDArray[Any]]:

@@ -45,6 +45,7 @@ from swiftlet_serve.offline.certificate import sha256
 from swiftlet_serve.offline.checkpoint_kinds import Checkpoint, Wanted
 from swiftlet_serve.offline.draft import Draft
 from swiftlet_serve.offline.evaluate import Measure, Progress
+from swiftlet_serve.offline.label_network import open_label_network
 from swiftlet_serve.offline.release import release
 
 log = logging.getLogger(__name__)
@@ -131,24 +132,32 @@ def import_checkpoint(
     if unread:
         others = " nor ".join(form[0].name for form in unread)
         report(f"the weights are those in {weights[0].name}, and not those in {others}")
-    with found.open(origin) as converted:
+    with (
+        found.open(origin) as converted,
+        open_label_network(labelled.of_labels if labelled else None, converted.width) as of_labels,
+    ):
         if converted.merged:
             report(f"the adapter is merged into its base: {converted.merged}")
         if "auto_map" in sources.read_config(found.directory / "config.json"):
             network = converted.architecture
             report(f"config.json names code (auto_map), which is not run: the network is read as {network}")
         tokenizer = found.tokenizer()
-        difference: Future[str | None] | None = None
+        differences: list[Future[str | None]] = []
         if not static and not accept_tokenizer:
-            _check_letters(tokenizer, languages, report)
+            read = [(tokenizer, found.tokens)]
+            if labelled and labelled.of_labels and of_labels:
+                read.append((of_labels.tokenizer, labelled.of_labels.tokenizer))
+            for each, _ in read:
+                _check_letters(each, languages, report)
             # transformers takes seconds to import, mostly while the network is computed.
-            difference = ThreadPoolExecutor(1).submit(_difference, tokenizer, found.tokens)
+            thread = ThreadPoolExecutor(1)
+            differences = [thread.submit(_difference, each, directory) for each, directory in read]
         config = configure(converted.architecture, converted.config)
         max_tokens = min(converted.positions, found.max_tokens or converted.positions)
         _check_masks(found.embedding, config)
         tokenizer = _configured(tokenizer, special_tokens, pair_separator)
         prompt = found.pair_prompt if pair_separator is None else None
-        if labelled and tokenizer.token_to_id(labelled.labelling.marker) != labelled.token:
+        if labelled and not of_labels and tokenizer.token_to_id(labelled.labelling.marker) != labelled.token:
             raise SetupError("class_token_index is not the token in front of labels. Take the tokenizer of training.")
         if not labelled and not static:
             _tell_special_tokens(tokenizer, report)
@@ -186,11 +195,14 @@ def import_checkpoint(
             source=converted.source,
             embedding=converted.embedding,
             reading=replace(tokenizer.reading, pair_prompt=prompt),
-            labelling=replace(labelled.labelling, labels=tuple(labels)) if labelled else None,
+            labelling=replace(labelled.labelling, labels=tuple(labels), encoder=of_labels.about if of_labels else None)
+            if labelled
+            else None,
             languages=languages,
         )
         try:
-            tasks.create(task, tokenizer, manifest, found.head_weights)  # before the export, which takes long
+            label_tokenizer = of_labels.tokenizer if of_labels else None
+            tasks.create(task, tokenizer, manifest, found.head_weights, label_tokenizer)  # before what takes long
         except LabellingError as error:
             raise SetupError(f"The head does not fit its settings: {error}. Save the whole model again.") from None
         except ValueError as error:
@@ -201,7 +213,9 @@ def import_checkpoint(
             report('the labels have no names. "id2label": {"0": "NAME", "1": "NAME"} in config.json names them')
         summary = f"{IMPORTED}{origin.get('hub') or origin['directory']}."
         card = {"summary": summary, "ignored_tensors": list(converted.ignored)}
-        draft = Draft(converted.weights, tokenizer, manifest, card, found.head_weights, finite=static is None)
+        draft = Draft(
+            converted.weights, tokenizer, manifest, card, found.head_weights, of_labels, finite=static is None
+        )
         try:
             artifact = release(
                 draft,
@@ -212,7 +226,7 @@ def import_checkpoint(
                 strict=strict,
                 advice=MORE_DATA if measure else DATA,
                 source=lambda: {**converted.source, "files": origin_files.result()},
-                confirm=partial(_check_difference, difference),
+                confirm=partial(_check_differences, differences),
                 report=report,
                 progress=progress,
             )
@@ -334,8 +348,8 @@ def _difference(tokenizer: Tokenizer, directory: Path) -> str | None:
         return None
 
 
-def _check_difference(difference: Future[str | None] | None) -> None:
-    if difference is not None and (found := difference.result()) is not None:
+def _check_differences(differences: Sequence[Future[str | None]]) -> None:
+    for found in filter(None, (difference.result() for difference in differences)):
         raise SetupError(
             f"transformers reads the tokenizer otherwise: {found}. Save a tokenizer.json with "
             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR). If its ids are wrong, add --accept-tokenizer."

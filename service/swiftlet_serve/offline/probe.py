@@ -42,14 +42,20 @@ class Probe:
     parts: Sequence[Sequence[Encoding]] = ()
 
     @classmethod
-    def golden(cls, tokenizer: Tokenizer, manifest: Manifest, head: HeadWeights | None = None) -> Self:
-        """Returns the requests whose answers an artifact records. `head` is as in `tasks.create`.
+    def golden(
+        cls,
+        tokenizer: Tokenizer,
+        manifest: Manifest,
+        head: HeadWeights | None = None,
+        label_tokenizer: Tokenizer | None = None,
+    ) -> Self:
+        """Returns the requests whose answers an artifact records. The arguments are as in `tasks.create`.
 
         Raises:
             SetupError: the tokenizer or the manifest does not fit the task.
         """
         try:
-            task = tasks.create(manifest.task, tokenizer, manifest, head)
+            task = tasks.create(manifest.task, tokenizer, manifest, head, label_tokenizer)
             evaluator = evaluation.create(manifest.task, task)
             pairs = [_encode(task, body) for body in evaluator.golden_bodies()]
         except (SwiftletError, ModelError, ValueError) as error:
@@ -125,19 +131,25 @@ class Probe:
         if manifest.labelling is None:
             return fidelity(manifest, exact, rounded)
         scores: Any = self.task.scores  # type: ignore[attr-defined]  # of tasks whose models read labels
-        return of_labels(*([*map(scores, self.encodings, outputs)] for outputs in (exact, rounded)))
+        exact, rounded = (
+            [own for part in zip(self.parts, self._rows(outputs), strict=True) for own in scores(*part)]
+            for outputs in (exact, rounded)
+        )
+        return of_labels(exact, rounded)
 
     def _decode(self, outputs: Outputs) -> list[Any]:
+        of_requests = zip(self.requests, self.parts, self._rows(outputs), strict=True)
+        return [self.task.decode(request, part, rows) for request, part, rows in of_requests]
+
+    def _rows(self, outputs: Outputs) -> list[list[Any]]:
+        """Returns the rows of each request."""
         rows = iter(Batch.of(self.encodings).split_rows(np.concatenate(outputs)))
-        return [
-            self.task.decode(request, part, [next(rows) for _ in part])
-            for request, part in zip(self.requests, self.parts, strict=True)
-        ]
+        return [[next(rows) for _ in part] for part in self.parts]
 
 
 def run(engine: Engine, encodings: Sequence[Encoding]) -> Outputs:
     """Returns all outputs for each sequence, (positions, width), and not only the top k, and closes the engine."""
-    whole = [Encoding(text.input_ids, text.token_type_ids, text.focus) for text in encodings]
+    whole = [Encoding(text.input_ids, text.token_type_ids, text.focus, head=text.head) for text in encodings]
     rows: list[Any] = []
     while len(rows) < len(whole):
         batch: list[Encoding] = []

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from swiftlet_models import artifact as artifacts
-from swiftlet_models.artifact import MANIFEST, SAFETENSORS, Artifact, Precision
+from swiftlet_models.artifact import MANIFEST, OF_LABELS, SAFETENSORS, Artifact, Precision
 from swiftlet_models.weights import save_weights
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.loading import LoadedModel
@@ -76,7 +76,8 @@ def release(
         raise SetupError(f"The loss that is allowed must be 0 points or more, not {max_loss}. Set --max-loss.")
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".release-", dir=directory.parent) as temporary:
-        probe = Probe.golden(draft.tokenizer, draft.manifest, draft.head)
+        label_tokenizer = draft.of_labels.tokenizer if draft.of_labels else None
+        probe = Probe.golden(draft.tokenizer, draft.manifest, draft.head, label_tokenizer)
         golden_count = len(probe.encodings)
         if draft.manifest.precision != "fp32":
             probe = probe.with_built_in_texts(draft.tokenizer, draft.manifest, draft.operations())
@@ -133,7 +134,8 @@ def release(
         if weaknesses:
             stage.card["weaknesses"] = find_errors(stage.load(), weaknesses, report)
         if keep_fp32:
-            save_weights(stage.path / SAFETENSORS, draft.weights, "fp32")
+            for name, (_, weights) in zip(("", OF_LABELS), draft.networks, strict=False):
+                save_weights(stage.path / f"{name}{SAFETENSORS}", weights, "fp32")
         sealed = artifacts.seal(stage.path, stage.manifest, stage.card)
         stage.certify(sealed, source() if source else draft.manifest.source)
         confirm()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,7 @@ from swiftlet_models.artifact import (
     CARD,
     GOLDEN,
     HEAD,
+    OF_LABELS,
     TOKENIZER,
     WEIGHTS,
     Artifact,
@@ -28,6 +29,7 @@ from swiftlet_models.artifact import (
 from swiftlet_models.encodings import Encoding
 from swiftlet_models.tensors import Matrix, Weights, WeightsError, blocks
 from swiftlet_models.weights import open_weights, save_weights
+from swiftlet_serve.engines._shared_trunk import Apart
 from swiftlet_serve.engines.native import Native
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.loading import LoadedModel, load_model, open_model
@@ -76,12 +78,24 @@ class Stage:
         """Writes all files but the manifest. The card is empty for now."""
         self.path.mkdir()
         self.draft.tokenizer.save(self.path / TOKENIZER)
-        save_weights(self.path / WEIGHTS, self.draft.weights, self.manifest.precision)
+        if self.draft.of_labels is not None:
+            self.draft.of_labels.tokenizer.save(self.path / f"{OF_LABELS}{TOKENIZER}")
         if self.draft.head is not None:
             save_weights(self.path / HEAD, self.draft.head, "fp32")
-        answers: dict[str, Any] = golden(self.probe.encodings[: self.golden], self.exact[: self.golden])
-        np.savez_compressed(self.path / GOLDEN, **answers)
+        pairs = list(zip(self.probe.encodings[: self.golden], self.exact[: self.golden], strict=True))
+        labels = {encoding.input_ids.tobytes(): (encoding, row) for encoding, row in pairs if encoding.head}
+        texts = [pair for pair in pairs if not pair[0].head]
+        for prefix, (file, weights), own in zip(("", OF_LABELS), self.networks, (texts, labels.values()), strict=False):
+            save_weights(file, weights, self.manifest.precision)
+            answers: dict[str, Any] = golden(*zip(*own, strict=True))
+            np.savez_compressed(self.path / f"{prefix}{GOLDEN}", **answers)
         (self.path / CARD).write_text("{}\n", "utf-8")
+
+    @property
+    def networks(self) -> Sequence[tuple[Path, Weights]]:
+        """The file of each network's parameters, and what they are in fp32."""
+        files = [self.path / f"{prefix}{WEIGHTS}" for prefix in ("", OF_LABELS)]
+        return [(file, weights) for file, (_, weights) in zip(files, self.draft.networks, strict=False)]
 
     def host(self, engine: str, cores: int = 1) -> tuple[Engine, float]:
         """Loads the network alone into an engine, which replays its golden answers. The caller closes it.
@@ -130,7 +144,8 @@ class Stage:
             self.write()
         except WeightsError:
             return self, "cannot hold a weight, which is too large"
-        _check_rounding(self.path / WEIGHTS, self.draft.weights, precision)
+        for file, weights in self.networks:
+            _check_rounding(file, weights, precision)
         if precision == "int8":
             self.record_ranges()
         unlimited = replace(self, manifest=replace(self.manifest, tolerance=sys.float_info.max))
@@ -177,7 +192,7 @@ class Stage:
     def record_latency(self, engine: Engine) -> None:
         """Records the latency and the size of the weights, and closes the engine."""
         self.card["latency"] = measure_latency(engine, self.manifest)
-        self.card["bytes"] = (self.path / WEIGHTS).stat().st_size
+        self.card["bytes"] = sum(file.stat().st_size for file, _ in self.networks)
         engine.close()
 
     def record_scores(self) -> Evaluation | None:
@@ -211,7 +226,8 @@ class Stage:
             engine, deviation = self.host("native", usable_cores())
         except ArtifactError as error:
             return self.host_instead(error)
-        if isinstance(engine, Native):  # it did not fall back to another engine
+        parts = engine.engines if isinstance(engine, Apart) else [engine]
+        if all(isinstance(part, Native) for part in parts):  # none fell back to another engine
             self.card["native"] = {"engine": engine.title, "latency": measure_latency(engine, self.manifest)}
         return engine, deviation
 

@@ -46,14 +46,15 @@ class Definition(Protocol):
     """Whether import takes the function of the scores from a CrossEncoder of sentence-transformers. Optional."""
 
     READS_HEAD: bool
-    """Whether `create` takes the parameters of `head.safetensors`, from an artifact that has them. Optional."""
+    """Whether `create` takes the parameters of `head.safetensors`, and the tokenizer of labels, from an artifact that
+    has them. Optional."""
 
     TASK: type[Task[Any, Any]]
     """The class of the tasks that `create` makes."""
     ENSEMBLE: Callable[[Sequence[Any], Mean], Task[Any, Any]]
     """Makes the task of several models that answer as one, given theirs. Raises ValueError if they differ. Optional."""
 
-    def create(self, tokenizer: Tokenizer, manifest: Manifest, *head: HeadWeights) -> Task[Any, Any]:
+    def create(self, tokenizer: Tokenizer, manifest: Manifest, *head: Any) -> Task[Any, Any]:
         """Makes the task of one artifact. Raises ValueError if the artifact does not fit the task."""
         ...
 
@@ -89,7 +90,13 @@ def answered_by(task: str) -> Sequence[str]:
     return (task, *others)
 
 
-def create(name: str, tokenizer: Tokenizer, manifest: Manifest, head: HeadWeights | None = None) -> Task[Any, Any]:
+def create(
+    name: str,
+    tokenizer: Tokenizer,
+    manifest: Manifest,
+    head: HeadWeights | None = None,
+    label_tokenizer: Tokenizer | None = None,
+) -> Task[Any, Any]:
     """Makes the task of this name for one artifact.
 
     Args:
@@ -98,6 +105,7 @@ def create(name: str, tokenizer: Tokenizer, manifest: Manifest, head: HeadWeight
         manifest: its manifest.
         head: the parameters of its `head.safetensors`, if it has that file. Without them, a task that needs them only
             encodes.
+        label_tokenizer: that of its encoder of labels, if it has one.
 
     Raises:
         SetupError: the task does not exist.
@@ -105,7 +113,7 @@ def create(name: str, tokenizer: Tokenizer, manifest: Manifest, head: HeadWeight
     """
     definition = load(name)
     if head is not None and getattr(definition, "READS_HEAD", False):
-        return definition.create(tokenizer, manifest, head)
+        return definition.create(tokenizer, manifest, head, *([label_tokenizer] if label_tokenizer else []))
     return definition.create(tokenizer, manifest)
 
 

@@ -4,15 +4,20 @@ The answers are those of `GLiNER.predict_entities` of gliner 0.2.29. The package
 a long text is read in windows, and the entities of all windows are selected together. Two more differences are
 deliberate. A word without a token, such as U+FE0F behind an emoji, is no word, and does not move the words after it.
 A label that looks like a special token stays text.
+
+A model may have a second network for labels. Each label is then a sequence of its own, and its vector is kept for later
+requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from swiftlet_models.artifact import Labelling, Manifest
-from swiftlet_models.encodings import TooManyWindows
+from swiftlet_models.encodings import Encoding, TooManyWindows
 from swiftlet_models.labelling import LabelledText, NoRoom, Reader, Scorer, Words
 from swiftlet_models.tensors import Floats, HeadWeights
 from swiftlet_models.tokenizer import Tokenizer
@@ -22,6 +27,7 @@ from swiftlet_serve.tasks._entities_requests import (
     DEFAULTS,
     LABELS,
     MAX_CHARACTERS,
+    MAX_LABELS,
     MAX_PAIRS,
     MAX_SEQUENCES,
     OF_TOKENS,
@@ -46,34 +52,51 @@ from swiftlet_serve.types import Row
 
 
 class LabelledEntities(EntitiesTask):
-    """One sequence for each window of each text, with the labels. Its row holds hidden states (`labelling.py`)."""
+    """One sequence for each window of each text, with the labels. Its row holds hidden states (`labelling.py`).
+
+    If the model has a second network for labels, there is one sequence for each label first, whose row is a vector,
+    (1, H), and the windows have the text alone.
+    """
 
     EXAMPLE: ClassVar = {"inputs": "Clara lives in Bern.", "parameters": {"labels": ["person", "city"]}}
 
-    def __init__(self, tokenizer: Tokenizer, manifest: Manifest, labelling: Labelling, head: HeadWeights | None):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        manifest: Manifest,
+        labelling: Labelling,
+        head: HeadWeights | None,
+        label_tokenizer: Tokenizer | None = None,
+    ):
         """Without `head`, the task only encodes.
 
-        Raises ValueError if the tokenizer lacks the tokens around labels, or the model scores no spans."""
+        Raises ValueError if the tokenizer lacks the tokens around labels, or the model scores no spans, or it has an
+        encoder of labels without a tokenizer."""
         if labelling.scores == "text":
             raise ValueError("a model that scores texts finds no entities.")
+        if (labelling.encoder is None) != (label_tokenizer is None):
+            raise ValueError("an encoder of labels needs a tokenizer of labels, and only it does.")
         self.tokenizer, self.labelling, self.max_tokens = tokenizer, labelling, manifest.max_tokens
         self.scorer = None if head is None else Scorer(labelling, head, manifest.width)
         self._reader = Reader(tokenizer, labelling, manifest.max_tokens)
         self.max_positions = MAX_HIDDEN_NUMBERS // manifest.width
         self._find = of_spans if labelling.scores == "spans" else of_words
+        self._label_tokenizer = label_tokenizer
+        self.max_sequences = MAX_SEQUENCES + (MAX_LABELS if label_tokenizer else 0)
 
-    def encode(self, request: EntitiesRequest) -> list[LabelledText]:
-        """Encodes each window of each text with the labels as one sequence.
+    def encode(self, request: EntitiesRequest) -> list[Encoding]:
+        """Encodes each window of each text with the labels as one sequence, or each label and each window.
 
         Raises:
-            Unprocessable: a text is empty or too long, there are no labels, a label is empty or occurs twice, the
-                labels leave no room for a text, or a parameter does not fit the model.
+            Unprocessable: a text is empty or too long, there are no labels, a label is empty, too long or occurs
+                twice, the labels leave no room for a text, or a parameter does not fit the model.
         """
         parameters = request.parameters or DEFAULTS
         if unused := changed(parameters, OF_TOKENS):
             detail = "This model finds spans, and groups no tokens. Leave this parameter out."
             raise invalid_value(f"/parameters/{unused}", "reads_labels", detail)
         labels = self._labels(parameters)
+        apart = self._encode_labels(labels)
         overlap = min(self.labelling.max_width, self.labelling.max_words - 1)
         if parameters.stride is not None and (overlap := parameters.stride) >= self.labelling.max_words:
             detail = "The stride is too large: a window has no room for new words. Lower it."
@@ -85,11 +108,13 @@ class LabelledEntities(EntitiesTask):
         for index, (text, pointer) in enumerate(zip(texts, places, strict=True)):
             if not len(words := Words(self.tokenizer, text)):
                 raise empty_input(pointer)
-            if (pairs := pairs + len(words) * len(labels)) > MAX_PAIRS:
+            pairs += len(words) * len(labels)
+            if pairs > MAX_PAIRS:
                 detail = f"The texts and labels make more than {MAX_PAIRS} pairs of a word and a label. Send less text."
                 raise input_too_long(pointer, detail, MAX_PAIRS)
             try:
-                own = list(self._reader.windows(labels, words, index, overlap, MAX_SEQUENCES - len(windows)))
+                named = [] if apart else labels
+                own = list(self._reader.windows(named, words, index, overlap, MAX_SEQUENCES - len(windows)))
             except TooManyWindows:
                 raise too_many_windows(pointer) from None
             except NoRoom:
@@ -98,22 +123,28 @@ class LabelledEntities(EntitiesTask):
             if not parameters.truncation and (left_out := sum(window.left_out for window in own)):
                 raise too_many_tokens(pointer, self.max_tokens, self.max_tokens + left_out)
             windows += own
-        return windows
+        return [*apart, *windows]
 
-    def decode(self, request: EntitiesRequest, encodings: Sequence[LabelledText], rows: Sequence[Row]) -> object:
+    def decode(self, request: EntitiesRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> object:
         """Returns the entities of each text, or of the only one if `inputs` is a text."""
         parameters, texts = request.parameters or DEFAULTS, listed(request.inputs)
         found: list[list[tuple[LabelledText, Spans]]] = [[] for _ in texts]
-        for window, row in in_turns(zip(encodings, rows, strict=True)):
-            spans = self._find(self.scores(window, row), parameters.threshold)
+        windows = [encoding for encoding in encodings if isinstance(encoding, LabelledText)]
+        for window, scores in in_turns(zip(windows, self.scores(encodings, rows), strict=True)):
+            spans = self._find(scores, parameters.threshold)
             found[window.text_index].append((window, spans.moved(window.first_word)))
         answers = [self._entities(text, parts, parameters) for text, parts in zip(texts, found, strict=True)]
         return answers if isinstance(request.inputs, list) else answers[0]
 
-    def scores(self, window: LabelledText, row: Row) -> Floats:
-        """Returns the probabilities of the labels of a window, as in `Scorer.probabilities`."""
+    def scores(self, encodings: Sequence[Encoding], rows: Sequence[Row]) -> Iterator[Floats]:
+        """Yields the probabilities of the labels of each window of a request, as in `Scorer.probabilities`."""
         assert self.scorer is not None  # noqa: S101  # for the type checker
-        return self.scorer.probabilities(window, row)
+        pairs = list(zip(encodings, rows, strict=True))
+        vectors = [row for encoding, row in pairs if not isinstance(encoding, LabelledText)]
+        labels = np.concatenate(vectors) if vectors else None
+        for window, row in pairs:
+            if isinstance(window, LabelledText):
+                yield self.scorer.probabilities(window, row, labels)
 
     def _labels(self, parameters: EntitiesParameters) -> list[list[int]]:
         """Returns the ids of the labels."""
@@ -123,11 +154,31 @@ class LabelledEntities(EntitiesTask):
             raise invalid_value(LABELS, "missing_labels", detail)
         if len({*names}) < len(names):
             raise invalid_value(LABELS, "duplicate", "A label occurs twice. Name each label once.")
-        labels = self._reader.labels(names)
+        if self._label_tokenizer is None:
+            labels = self._reader.labels(names)
+        else:
+            labels = [ids.tolist() for ids in self._label_tokenizer.ids(names)]
         for i, (name, ids) in enumerate(zip(names, labels, strict=True)):
             if is_blank(name) or not ids:
                 raise invalid_value(f"{LABELS}/{i}", "empty", "A label is empty. Send labels that are not blank.")
         return labels
+
+    def _encode_labels(self, labels: Sequence[list[int]]) -> list[Encoding]:
+        """Returns the sequence of each label for the second network; none if there is no such network.
+
+        Raises:
+            Unprocessable: a label is too long.
+        """
+        if self._label_tokenizer is None or self.labelling.encoder is None:
+            return []
+        encodings, most = [], self.labelling.encoder.max_tokens
+        for i, ids in enumerate(labels):
+            sequence, types, _ = self._label_tokenizer.wrap(ids)
+            if len(sequence) > most:
+                detail = f"The label has {len(sequence)} tokens, and the model reads {most} at most. Shorten it."
+                raise input_too_long(f"{LABELS}/{i}", detail, most)
+            encodings.append(Encoding(sequence, types, np.zeros(1, np.int64), head=1, kept=True))
+        return encodings
 
     def _entities(
         self, text: str, parts: Sequence[tuple[LabelledText, Spans]], parameters: EntitiesParameters

@@ -43,14 +43,19 @@ OUTPUTS: Final = "labels"
 READS_HEAD: Final = True
 
 
-def create(tokenizer: Tokenizer, manifest: Manifest, head: HeadWeights | None = None) -> Entities | LabelledEntities:
+def create(
+    tokenizer: Tokenizer,
+    manifest: Manifest,
+    head: HeadWeights | None = None,
+    label_tokenizer: Tokenizer | None = None,
+) -> Entities | LabelledEntities:
     """Makes the task of one artifact. A model that reads labels needs `head` for decoding.
 
     Raises:
         ValueError: the artifact has no labels, or its tokenizer lacks the tokens around them.
     """
     if manifest.labelling is not None:
-        return LabelledEntities(tokenizer, manifest, manifest.labelling, head)
+        return LabelledEntities(tokenizer, manifest, manifest.labelling, head, label_tokenizer)
     if not manifest.labels:
         raise ValueError("a token classifier needs labels.")
     return Entities(tokenizer, manifest)

@@ -249,10 +249,10 @@ class LabelledZeroShot(ZeroShotTask):
         several = request.parameters.multi_label or len(labels) == 1
         return answer(request, labels, sigmoid(logits) if several else softmax(logits))
 
-    def scores(self, text: LabelledText, row: Row) -> Floats:
-        """Returns the probabilities of the labels of a text, each by itself."""
+    def scores(self, encodings: Sequence[LabelledText], rows: Sequence[Row]) -> list[Floats]:
+        """Returns the probabilities of the labels of each text, each by itself."""
         assert self.scorer is not None  # noqa: S101  # for the type checker
-        return self.scorer.probabilities(text, row)
+        return [*map(self.scorer.probabilities, encodings, rows)]
 
 
 def answer(request: ZeroShotRequest, labels: Sequence[str], scores: NDArray[np.float64]) -> Any:

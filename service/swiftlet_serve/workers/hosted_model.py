@@ -44,6 +44,7 @@ def host_model(
 
     Args:
         artifacts: the artifact, or several that share a trunk (`swiftlet_models/trunks.py`), in the order of the heads.
+            An artifact with an encoder of labels has that as a second head.
         engine_name: the name of the engine.
         cores: that all calls of the process may use together, if the engine's calls can share them.
         files: for the weights, if the engine's processes can share them.
@@ -61,12 +62,14 @@ def host_model(
     options: dict[str, Any] = {"threads": cores if getattr(module, "SHARES_CORES", False) else 1}
     if files is not None and getattr(module, "SHARES_WEIGHTS", False):
         options["files"] = files
+    if of_labels := artifacts[0].of_labels:  # sequences of the head 1 are labels
+        artifacts = [artifacts[0], of_labels]
     widths = [artifact.manifest.width for artifact in artifacts]
     if len(artifacts) == 1:
         engine: Engine = module.create(artifacts[0], **options)
         heads = [engine]
     else:
-        engine = _engine_of_heads(module, artifacts, options)
+        engine = _apart(module, artifacts, options) if of_labels else _engine_of_heads(module, artifacts, options)
         heads = [OneHead(engine, head) for head in range(len(artifacts))]
     if not engine.runs_network:
         return EngineModel(engine, widths, []), None
@@ -87,6 +90,10 @@ def _engine_of_heads(module: Any, artifacts: Sequence[Artifact], options: Mappin
             pass
         else:
             return engine
+    return _apart(module, artifacts, options)
+
+
+def _apart(module: Any, artifacts: Sequence[Artifact], options: Mapping[str, Any]) -> Engine:
     return Apart([module.create(artifact, **options) for artifact in artifacts])
 
 
