@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 LEAST_SHARE: Final = 0.8  # of equal answers: two ways to round to int8 differ for some texts
-LEAST_COSINE: Final = 0.97  # of the vectors of a text
+LEAST_COSINE: Final = 0.95  # of the vectors of a text; those of other texts have 0.7 to 0.9 in e5
 
 
 def agreement(path: str, answers: Sequence[Any], expected: Sequence[Any]) -> float:
