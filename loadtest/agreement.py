@@ -7,15 +7,21 @@ from typing import Any, Final
 
 import numpy as np
 
-LEAST_SHARE: Final = 0.8  # of equal answers: two ways to round to int8 differ for some texts
-LEAST_COSINE: Final = 0.97  # of the vectors of a text
+LEAST_SHARE: Final = 0.7  # of equal answers: two ways to round to int8 differ for some texts
+LEAST_COSINE: Final = 0.95  # of the vectors of a text; those of other texts have 0.7 to 0.9 in e5
 
 
 def agreement(path: str, answers: Sequence[Any], expected: Sequence[Any]) -> float:
-    """Returns the share of answers to requests of a path that decide the same; of vectors, the lowest cosine."""
+    """Returns the share of answers to requests of a path that decide the same; of vectors, the lowest cosine.
+
+    A masked word has many near ties: the expected one must be among those that are answered.
+    """
+    pairs = list(zip(answers, expected, strict=True))
     if path == "/embed":
-        return min(_lowest_cosine(vectors(a), vectors(b)) for a, b in zip(answers, expected, strict=True))
-    return float(np.mean([decided(a) == decided(b) for a, b in zip(answers, expected, strict=True)]))
+        return min(_lowest_cosine(vectors(a), vectors(b)) for a, b in pairs)
+    if path == "/fill-mask":
+        return float(np.mean([decided(b) in [entry["token_str"] for entry in a] for a, b in pairs]))
+    return float(np.mean([decided(a) == decided(b) for a, b in pairs]))
 
 
 def agrees(path: str, agreed: float) -> bool:

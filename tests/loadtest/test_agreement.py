@@ -27,7 +27,13 @@ def test_agreement_is_the_share_of_equal_decisions():
     same, other = [[GOOD, BAD]], [[{**BAD, "score": 0.9}, GOOD]]
 
     assert agreement("/classify", [same, same, same, other], [same] * 4) == 0.75
-    assert not agrees("/classify", 0.75)
+    assert [agrees("/classify", share) for share in (0.6, 0.75)] == [False, True]
+
+
+def test_an_expected_word_agrees_if_it_is_among_those_that_are_answered():
+    film, book = ({"token_str": word, "score": 0.3} for word in ("film", "book"))
+
+    assert agreement("/fill-mask", [[film, {**book, "score": 0.2}], [film]], [[book], [book]]) == 0.5
 
 
 def test_agreement_of_vectors_is_the_lowest_cosine_in_any_form():

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from sentence_transformers import SentenceTransformer
 from transformers import BertConfig, BertModel
 
 from swiftlet_models.errors import ModelError
+from swiftlet_models.task_inference import infer_task
 from swiftlet_train.teachers.encoders import load_teacher, load_teacher_tokenizer
 from swiftlet_train.teachers.packed_e5 import unpack
 
@@ -107,6 +109,17 @@ def test_unpack_writes_a_teacher_with_the_same_weights(model, packed, tmp_path):
     encoder = load_teacher(str(tmp_path / "new/teacher")).encoder
     ours = encoder(ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool))
     torch.testing.assert_close(ours, model(ids).last_hidden_state)
+
+
+def test_unpack_writes_an_embedding_model_that_means_the_tokens(model, packed, tmp_path):
+    (tmp_path / "e5.bin").write_bytes(packed)
+    unpack(tmp_path / "e5.bin", tmp_path / "teacher")
+    (vector,) = SentenceTransformer(str(tmp_path / "teacher"), device="cpu").encode(["비가 온다"])
+
+    ids = torch.tensor([load_teacher_tokenizer(str(tmp_path / "teacher")).encode("비가 온다").ids])
+    mean = model(ids).last_hidden_state[0].mean(0)
+    torch.testing.assert_close(torch.from_numpy(vector), mean / mean.norm())
+    assert infer_task(tmp_path / "teacher", "teacher") == "embed"
 
 
 def test_unpack_keeps_the_lowest_layers(model, packed, tmp_path):
