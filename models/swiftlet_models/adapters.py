@@ -126,10 +126,10 @@ class Adapter:
             settings |= {"num_labels": count, "id2label": None, "problem_type": None}
         return settings
 
-    def obstacle(self, traits: Traits, weights: Weights, names: Mapping[str, str]) -> str | None:
+    def obstacle(self, traits: Traits, weights: Weights, tensors: Mapping[str, str]) -> str | None:
         """Returns why it does not stay apart from its base: a clause. None if it does, or if it changes no encoder.
 
-        `weights` are those of the network, and `names` are those of their tensors.
+        `weights` are those of the network, and `tensors` are the names of those that they are, or are a part of.
         """
         if self.is_merged:
             return "this was asked for"
@@ -141,7 +141,7 @@ class Adapter:
             rank, (rows, columns) = len(matrix.a), matrix.shape
             if name.startswith(ENCODER) and rank * LARGEST_SHARE > min(rows, columns):
                 return f"its rank of {rank} is large for {name}, which has the shape {rows} x {columns}"
-        whole = (name for name in weights if name.startswith(ENCODER) and names.get(name) in self.whole)
+        whole = (name for name in weights if name.startswith(ENCODER) and tensors.get(name) in self.whole)
         if (replaced := next(whole, None)) is not None:
             return f"it replaces {replaced}"
         return trunks.obstacle(traits, weights, adapted)

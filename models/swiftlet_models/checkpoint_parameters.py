@@ -61,21 +61,23 @@ class CheckpointParameters:
         self.zeros = [pattern for pattern, setting in omitted if not (setting and getattr(self.config, setting))]
         self.transposed = checkpoints.transposed
         self.weights: dict[str, Matrix] = {}
-        self.names: dict[str, str] = {}  # of the tensors, by parameter
+        self.names: dict[str, str] = {}  # of the tensors, or the parts of one, by parameter
+        self.tensors: dict[str, str] = {}  # the names of the tensors that they are, or are a part of
         self.ignored: list[str] = []
         of_head = checkpoints.of_head.get(head, ())
         names = (*names, *of_head, *checkpoints.names)
         names = ((f"^{re.escape(_wrapper(tensors, head, names))}\\.", ""), *names)
-        for name, tensor in sorted(self.split(tensors, checkpoints.fused, names)):
+        for name, tensor, stored in sorted(self.split(tensors, checkpoints.fused, names)):
             parameter = _rename(name, head, names)
             if parameter in self.weights:
                 raise ConversionError(f"the tensors {self.names[parameter]} and {name} name the same parameter.")
             if self.is_any(parameter, self.transposed):
                 tensor = np.ascontiguousarray(np.asarray(tensor).T)
-            self.weights[parameter], self.names[parameter] = tensor, name
+            self.weights[parameter], self.names[parameter], self.tensors[parameter] = tensor, name, stored
         for copy, parameter in _TIED.items():  # a file may hold the copy alone, as ONNX graphs do
             if copy in self.weights and parameter not in self.weights:
                 self.weights[parameter], self.names[parameter] = self.weights[copy], self.names[copy]
+                self.tensors[parameter] = self.tensors[copy]
 
     def check(self, width: int, embedding: Embedding | None, *, encoder_only: bool) -> Sizes:
         """Checks that the tensors are the network's parameters, and removes the others. Returns the network's sizes.
@@ -142,8 +144,11 @@ class CheckpointParameters:
 
     def split(
         self, tensors: Weights, fused: Sequence[tuple[str, Sequence[str]]], names: Sequence[tuple[str, str]]
-    ) -> Iterator[tuple[str, Matrix]]:
-        """Yields tensors, and those that hold several parameters side by side in parts, each with its own name."""
+    ) -> Iterator[tuple[str, Matrix, str]]:
+        """Yields tensors, and those that hold several parameters side by side in parts, each with its own name.
+
+        The last name is that of the whole tensor.
+        """
         for name, tensor in tensors.items():
             parts = [
                 re.sub(pattern, part, name)
@@ -152,15 +157,14 @@ class CheckpointParameters:
                 for part in several
             ]
             if not parts:
-                yield name, tensor
+                yield name, tensor, name
                 continue
             axis = -1 if self.is_any(_rename(parts[0], self.head, names), self.transposed) else 0
             if not tensor.shape or tensor.shape[axis] % len(parts):
                 raise ConversionError(f"the tensor {name} cannot be split into {len(parts)} parameters.")
-            if axis == 0 and len(tensor.shape) > 1:
-                yield from zip(parts, in_parts(tensor, len(parts)), strict=True)
-            else:
-                yield from zip(parts, np.split(np.asarray(tensor), len(parts), axis), strict=True)
+            rows = axis == 0 and len(tensor.shape) > 1
+            split = in_parts(tensor, len(parts)) if rows else np.split(np.asarray(tensor), len(parts), axis)
+            yield from zip(parts, split, [name] * len(parts), strict=True)
 
     def table(self, embedding: Embedding | None) -> str | None:
         """Returns the name of a matrix that the head must have; None if it has none of its own."""

@@ -93,7 +93,7 @@ def convert(
             raise ConversionError(_missing_head(settings, stored, outputs)) from None
         apart = None
         if isinstance(adapter, Adapter):
-            apart = adapter.obstacle(checkpoint.config.traits(), checkpoint.weights, checkpoint.names)
+            apart = adapter.obstacle(checkpoint.config.traits(), checkpoint.weights, checkpoint.tensors)
         yield ConvertedCheckpoint(
             weights={name: _apart_or_merged(name, weight, apart) for name, weight in checkpoint.weights.items()},
             architecture=architecture,

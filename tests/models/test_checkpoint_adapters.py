@@ -301,6 +301,19 @@ def test_adapters_that_cannot_stay_apart_are_merged_with_a_reason(
         assert not any(isinstance(weight, Adapted) for weight in converted.weights.values())
 
 
+def test_matrix_that_is_replaced_in_a_fused_one_keeps_no_adapter_apart(tmp_path: Path) -> None:
+    """The checkpoint has query, key and value in one matrix, which the network has in three."""
+    sizes = {"vocab_size": 211, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape = Shape("modernbert", sizes | {"intermediate_size": 96, "pad_token_id": 0})
+    reference(shape, "classify").save_pretrained(tmp_path / "base")
+    whole = {"base_model.model.model.layers.0.attn.Wqkv.weight": random(144, 48)}
+    products = product("model.layers.1.attn.Wqkv", rows=144)
+    adapter = read(write(tmp_path / "base", products | whole))
+    with convert(adapter.base, "classification", adapter=adapter) as converted:
+        assert converted.merged == "it replaces encoder.layers.0.key.weight"
+        assert not any(isinstance(weight, Adapted) for weight in converted.weights.values())
+
+
 def test_number_that_is_not_finite_is_refused(base: Path) -> None:
     broken = product(QUERY)
     broken[f"{MODEL}.lora_B.weight"][3, 1] = math.nan
