@@ -31,7 +31,7 @@ class KeptRows:
         """`submit` computes the rows that are not kept, as `pipeline.Scheduler.submit`."""
         self._submit = submit
         self._max_bytes = max_bytes
-        self._rows: OrderedDict[bytes, Row] = OrderedDict()  # those that were used last come last
+        self._rows: OrderedDict[bytes | int, Row] = OrderedDict()  # by digest; those that were used last come last
         self._bytes = 0
 
     def submit(
@@ -41,32 +41,23 @@ class KeptRows:
 
         A sequence that is marked and occurs several times is submitted once.
         """
-        digests = [encoding.digest if encoding.kept else None for encoding in encodings]
-        found = [None if digest is None else self._rows.get(digest) for digest in digests]
-        first = {digest: place for place, digest in reversed(list(enumerate(digests)))}
-        missing = [
-            encoding
-            for place, (encoding, digest, row) in enumerate(zip(encodings, digests, found, strict=True))
-            if row is None and (digest is None or first[digest] == place)
-        ]
-        submitted = iter(self._submit(missing, deadline, priority, record))
-        computing: dict[bytes, Awaitable[Row]] = {}
+        keys = [encoding.digest if encoding.kept else place for place, encoding in enumerate(encodings)]
+        missing = {key: encoding for key, encoding in zip(keys, encodings, strict=True) if key not in self._rows}
+        computed = dict(zip(missing, self._submit([*missing.values()], deadline, priority, record), strict=True))
         if record is not None:
             record.kept_tokens = sum(len(encoding.input_ids) for encoding in encodings)
-            record.kept_tokens -= sum(len(encoding.input_ids) for encoding in missing)
-        rows: list[Awaitable[Row]] = []
-        for digest, row in zip(digests, found, strict=True):
-            if digest is None:
-                rows.append(next(submitted))
-            elif row is None:
-                if digest not in computing:
-                    computing[digest] = computed = asyncio.ensure_future(next(submitted))
-                    computed.add_done_callback(partial(self._keep, digest))
-                rows.append(computing[digest])
-            else:
-                self._rows.move_to_end(digest)
-                rows.append(_done(row))
-        return rows
+            record.kept_tokens -= sum(len(encoding.input_ids) for encoding in missing.values())
+        for key, row in computed.items():
+            if isinstance(key, bytes):
+                computed[key] = future = asyncio.ensure_future(row)
+                future.add_done_callback(partial(self._keep, key))
+        return [computed[key] if key in computed else self._found(key) for key in keys]
+
+    def _found(self, key: bytes | int) -> Awaitable[Row]:
+        self._rows.move_to_end(key)
+        future: asyncio.Future[Row] = asyncio.get_running_loop().create_future()
+        future.set_result(self._rows[key])
+        return future
 
     def _keep(self, digest: bytes, computed: asyncio.Future[Row]) -> None:
         if computed.cancelled() or computed.exception() is not None:
@@ -78,9 +69,3 @@ class KeptRows:
         while self._bytes > self._max_bytes:
             _, oldest = self._rows.popitem(last=False)
             self._bytes -= ENTRY_BYTES + oldest.nbytes
-
-
-def _done(row: Row) -> asyncio.Future[Row]:
-    future: asyncio.Future[Row] = asyncio.get_running_loop().create_future()
-    future.set_result(row)
-    return future
