@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from swiftlet_models.encodings import Encoding
+from swiftlet_models.encodings import Encoding, kept
 from swiftlet_serve.errors import Internal
 from swiftlet_serve.http.app import create_app
 from swiftlet_serve.inference.kept_rows import ENTRY_BYTES, KeptRows
@@ -42,9 +42,13 @@ class Computing:
         return self.memory
 
 
-def encoding(ids: Sequence[int] = IDS, *, kept: bool = True, **changes) -> Encoding:
+def encoding(ids: Sequence[int] = IDS, **changes) -> Encoding:
+    return kept(plain(ids, **changes))
+
+
+def plain(ids: Sequence[int], **changes) -> Encoding:
     array = np.array(ids)
-    return Encoding(array, np.zeros_like(array), np.array([0]), kept=kept, **changes)
+    return Encoding(array, np.zeros_like(array), np.array([0]), **changes)
 
 
 async def rows(kept_rows, *encodings, record=None):
@@ -59,7 +63,7 @@ def engine() -> Computing:
 
 async def test_kept_sequence_is_computed_once(engine):
     kept_rows, record = KeptRows(engine.submit), RequestRecord()
-    text = encoding((2, 9, 3), kept=False)
+    text = plain((2, 9, 3))
     first = await rows(kept_rows, text, encoding(), record=record)
     assert record.kept_tokens == 0
     second = await rows(kept_rows, text, encoding(), encoding((2, 6, 6, 3)), record=record)
@@ -72,7 +76,7 @@ async def test_kept_sequence_is_computed_once(engine):
 
 async def test_kept_sequence_that_occurs_twice_in_a_request_is_computed_once(engine):
     kept_rows, record = KeptRows(engine.submit), RequestRecord()
-    text = encoding((2, 9, 3), kept=False)
+    text = plain((2, 9, 3))
     found = await rows(kept_rows, encoding(), text, encoding(), text, encoding((2, 6, 3)), record=record)
     assert engine.computed == [[2, 5, 3], [2, 9, 3], [2, 9, 3], [2, 6, 3]]
     assert found[0].tobytes() == found[2].tobytes()
@@ -86,8 +90,8 @@ async def test_kept_sequence_that_occurs_twice_in_a_request_is_computed_once(eng
         encoding((2, 5)),
         encoding(attended=2),
         encoding(head=1),
-        Encoding(np.array(IDS), np.array([0, 1, 1]), np.array([0]), kept=True),
-        Encoding(np.array(IDS), np.zeros(3, int), np.array([1]), kept=True),
+        kept(Encoding(np.array(IDS), np.array([0, 1, 1]), np.array([0]))),
+        kept(Encoding(np.array(IDS), np.zeros(3, int), np.array([1]))),
         encoding((2, 5, 3, 0)),
     ],
 )
@@ -141,8 +145,8 @@ async def test_equal_sequences_at_a_time_are_computed_and_counted_once_in_memory
 
 async def test_row_of_a_cancelled_request_is_cancelled_before_it_is_awaited():
     row = asyncio.get_running_loop().create_future()
-    (kept,) = KeptRows(lambda *_: [row]).submit([encoding()], 1.0, "interactive", None)
-    asyncio.ensure_future(kept).cancel()
+    (found,) = KeptRows(lambda *_: [row]).submit([encoding()], 1.0, "interactive", None)
+    asyncio.ensure_future(found).cancel()
     await asyncio.sleep(0)
 
     assert row.cancelled()

@@ -7,8 +7,7 @@ Nothing changes them once they are made: threads share them. Python does not enf
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 import numpy as np
@@ -45,19 +44,20 @@ class Encoding:
     head: int = field(default=0, kw_only=True)  # that reads the sequence, among those of the network's trunk
     member: int = field(default=0, kw_only=True)  # whose network reads it, if several models answer as one
     looked_up: bool = field(default=False, kw_only=True)  # whether its answer needs no row of the network
-    kept: bool = field(default=False, kw_only=True)  # whether its row is kept, since other requests have it, too
+    kept: bytes | None = field(default=None, kw_only=True)  # what finds its row, which is kept for other requests
 
     @property
     def attends_to(self) -> int:
         """The number of tokens, from the first one on, that tokens attend to."""
         return len(self.input_ids) if self.attended is None else self.attended
 
-    @cached_property
-    def digest(self) -> bytes:
-        """A digest of all that the network and its head read, 32 bytes."""
-        sizes = b"%d %d %d %d " % (len(self.input_ids), len(self.focus), self.attends_to, self.head)
-        parts = (self.input_ids, self.token_type_ids, self.focus)
-        return blake2b(sizes + b"".join([part.tobytes() for part in parts]), digest_size=32).digest()
+
+def kept(encoding: Encoding) -> Encoding:
+    """Returns a sequence whose row is kept for later requests, found by a digest of all that makes it."""
+    sizes = len(encoding.input_ids), len(encoding.focus), encoding.attends_to, encoding.head
+    parts = (encoding.input_ids, encoding.token_type_ids, encoding.focus)
+    read = b"".join([b"%d %d %d %d " % sizes, *(part.tobytes() for part in parts)])
+    return replace(encoding, kept=blake2b(read, digest_size=32).digest())
 
 
 @dataclass(eq=False)

@@ -28,6 +28,7 @@ from swiftlet_models.tokenizer import Tokenizer
 
 WORD: Final = re.compile(r"\w+(?:[-_]\w+)*|\S")  # GLiNER's splitter `whitespace`
 EPSILON: Final = 1e-8  # added to the length of a vector that is normalised
+PAIRS: Final = 256  # of a word and a label that a perceptron reads at once: their inner layer stays in the cache
 
 
 class LabellingError(ModelError):
@@ -219,26 +220,36 @@ class Scorer:
         for name in sorted(head.keys() - self._known):
             raise LabellingError(f"the parameter {name!r} of the head is unexpected")
 
-    def probabilities(self, text: LabelledText, row: Floats, labels: Floats | None = None) -> Floats:
-        """Returns the probabilities of a sequence from its rows (F, H), and from the vectors of labels (C, H) if it has
-        none.
+    def prepare(self, labels: Floats) -> Sequence[Floats]:
+        """Returns what the head makes of the vectors of labels (C, H) alone, for any number of sequences."""
+        match self.labelling.scores:
+            case "spans":
+                prompts, last = self._project("prompt_rep_layer", labels), "span_rep_layer.span_rep_layer.out_project.3"
+                return (prompts @ self._head[f"{last}.weight"]).T, prompts @ self._head[f"{last}.bias"]
+            case "words":
+                return self._of_labels(labels)
+        return (labels,)
+
+    def probabilities(self, text: LabelledText, row: Floats, labels: Sequence[Floats] | None = None) -> Floats:
+        """Returns the probabilities of a sequence from its rows (F, H), and from the labels that `prepare` returned if
+        it has none.
 
         For `spans` (W, K, C): of words i to i + k, zero beyond the last word. For `words` (W, C, 3): that a word
         begins, ends and is part of a span. For `text` (C,).
         """
         return sigmoid(self.logits(text, row, labels))
 
-    def logits(self, text: LabelledText, row: Floats, labels: Floats | None = None) -> Floats:
+    def logits(self, text: LabelledText, row: Floats, labels: Sequence[Floats] | None = None) -> Floats:
         """Returns the logits of `probabilities`. Those of no span are minus infinity."""
         if labels is None:
-            labels = _pool(row, text.labels, self.labelling.label_rows)
+            labels = self.prepare(_pool(row, text.labels, self.labelling.label_rows))
         words = _pool(row, text.words, self.labelling.word_rows)
         match self.labelling.scores:
             case "spans":
-                return self._spans(labels, self._rnn(words))
+                return self._spans(self._rnn(words), *labels)
             case "words":
-                return self._scores("proj_token", labels, self._rnn(words))
-        return self._text(labels, words)
+                return self._scores("proj_token", self._rnn(words), *labels)
+        return self._text(words, *labels)
 
     # ---- parameters
 
@@ -309,7 +320,7 @@ class Scorer:
             x = _lstm(np.stack(gates, 1), np.stack(recurrent))
         return x
 
-    def _spans(self, labels: Floats, words: Floats) -> Floats:
+    def _spans(self, words: Floats, last: Floats, bias: Floats) -> Floats:
         """Returns the logits of spans, (W, K, C).
 
         The first layer of `out_project` is the sum of what it makes of both ends, and the second one is multiplied with
@@ -320,35 +331,35 @@ class Scorer:
         starts, ends = (_relu(self._project(f"{layer}.project_{part}", words)) for part in ("start", "end"))
         starts = starts @ outer[:, :width].T
         ends = ends @ outer[:, width:].T + self._head[f"{layer}.out_project.0.bias"]
-        prompts = self._project("prompt_rep_layer", labels)
-        last = (prompts @ self._head[f"{layer}.out_project.3.weight"]).T
-        bias = prompts @ self._head[f"{layer}.out_project.3.bias"]
-        logits = np.full((count, self.labelling.max_width, len(labels)), -np.inf, np.float32)
+        logits = np.full((count, self.labelling.max_width, len(bias)), -np.inf, np.float32)
         for k in range(min(self.labelling.max_width, count)):
             logits[: count - k, k] = _relu(starts[: count - k] + ends[k:]) @ last + bias
         return logits
 
-    def _scores(self, text: str, labels: Floats, words: Floats) -> Floats:
-        """Returns the outputs of a perceptron that reads a word, a label and their product, (W, C, outputs)."""
-        width = words.shape[1]
-        texts, named = self._apply(f"scorer.{text}", words), self._apply("scorer.proj_label", labels)
-        inner, own, met = np.split(self._head["scorer.out_mlp.0.weight"], 3, 1)
-        from_texts = texts[:, :width] @ inner.T + self._head["scorer.out_mlp.0.bias"]
-        from_labels = named[:, :width] @ own.T
-        return np.stack(
-            [
-                self._apply("scorer.out_mlp.3", _relu(from_texts + label + texts[:, width:] @ (met * factor).T))
-                for label, factor in zip(from_labels, named[:, width:], strict=True)
-            ],
-            1,
-        )
+    def _of_labels(self, labels: Floats) -> tuple[Floats, Floats]:
+        """Returns what labels add to the inner layer of `_scores`, (C, 4 H), and their factors, (C, H)."""
+        named, width = self._apply("scorer.proj_label", labels), labels.shape[1]
+        own = self._head["scorer.out_mlp.0.weight"][:, width : 2 * width]
+        return named[:, :width] @ own.T, named[:, width:]
 
-    def _text(self, labels: Floats, text: Floats) -> Floats:
+    def _scores(self, text: str, words: Floats, from_labels: Floats, factors: Floats) -> Floats:
+        """Returns the outputs of a perceptron that reads a word, a label and their product, (W, C, outputs)."""
+        (count, width), texts = words.shape, self._apply(f"scorer.{text}", words)
+        inner, met = (self._head["scorer.out_mlp.0.weight"][:, i * width : (i + 1) * width] for i in (0, 2))
+        from_texts = texts[:, :width] @ inner.T + self._head["scorer.out_mlp.0.bias"]
+        scores, step = [], max(1, PAIRS // max(1, count))
+        for labels in (slice(start, start + step) for start in range(0, len(factors), step)):
+            products = (texts[:, None, width:] * factors[labels]).reshape(-1, width) @ met.T
+            of_both = from_texts[:, None] + from_labels[labels] + products.reshape(count, -1, len(met))
+            scores.append(self._apply("scorer.out_mlp.3", _relu(np.asarray(of_both, np.float32))))
+        return np.concatenate(scores, axis=1)
+
+    def _text(self, text: Floats, labels: Floats) -> Floats:
         """Returns the logits of a text, (C,)."""
         labels, text = (self._features(name, x) for name, x in (("classes", labels), ("text", text)))
         match self.labelling.scorer:
             case "weighted-dot":
-                logits = self._scores("proj_text", labels, text)[0, :, 0]
+                logits = self._scores("proj_text", text, *self._of_labels(labels))[0, :, 0]
             case "mlp":
                 x = np.concatenate([np.broadcast_to(text, labels.shape), labels], 1)
                 for layer in ("scorer.mlp.0", "scorer.mlp.2"):

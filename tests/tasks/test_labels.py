@@ -223,7 +223,7 @@ def test_parameters_that_do_not_fit_are_refused(gliner: Draft, parameters: Any, 
         (["a", " "], "validation_failed", "/parameters/labels/1", None),
         (["a", "\u200b"], "validation_failed", "/parameters/labels/1", None),
         (["a", "a"], "validation_failed", "/parameters/labels", None),
-        (["a", "the " * 47], "input_too_long", "/parameters/labels/1", 48),
+        (["a", "the " * 47], "validation_failed", "/parameters/labels/1", 48),
     ],
 )
 def test_labels_of_a_second_encoder_are_checked(

@@ -25,12 +25,10 @@ from swiftlet_serve.http.app import create_app
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.tasks import zero_shot
+from swiftlet_serve.tasks._kept_labels import MAX_LABELS, MAX_TOKENS, KeptLabels
 from swiftlet_serve.tasks._zero_shot_requests import (
     MAX_CHARACTERS,
-    MAX_KEPT,
-    MAX_KEPT_CHARACTERS,
     MAX_PAIRS,
-    Kept,
     ZeroShotRequest,
     fill,
 )
@@ -315,7 +313,7 @@ def test_embedding_model_reads_texts_and_labels_alone(embedder: Any, tokenizer: 
     assert [one.input_ids.tolist() for one in encodings] == [one.input_ids.tolist() for one in expected]
 
 
-def test_embedding_model_tokenises_each_label_once_for_many_requests(
+def test_embedding_model_does_not_tokenise_known_labels_again(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     embedder = embedding_task(tokenizer)
@@ -328,37 +326,44 @@ def test_embedding_model_tokenises_each_label_once_for_many_requests(
 
     monkeypatch.setattr(Tokenizer, "_ids", counted)
     _, x, y = embedder.encode(request("ab", ["x", "y"]))
-    assert sorted(asked) == ["ab", "x", "y"]
+    assert {*asked} == {"ab", "x", "y"}
 
     asked.clear()
-    _, again, _, new = embedder.encode(request("c", ["y", "x", "z"]))
-    assert sorted(asked) == ["c", "z"]
-    assert again.digest == y.digest != x.digest
+    _, again, other, new = embedder.encode(request("c", ["y", "x", "z"]))
+    assert {*asked} == {"c", "z"}
+    assert (again, other) == (y, x)
     assert new.input_ids.tolist() == tokenizer.encode(["z"], 512)[0].input_ids.tolist()
 
 
 def test_embedding_model_tells_the_characters_that_it_has_not_read(tokenizer: Tokenizer) -> None:
-    embedder, made = embedding_task(tokenizer), request("abc", ["x", "yy"], hypothesis_template="is {}")
-    assert embedder.unread(made) == 3 + 4 + 5
+    embedder, made = embedding_task(tokenizer), request("abc", ["x", "yy"])
+    assert embedder.unread(made) == 3 + 1 + 2
     embedder.encode(made)
     assert embedder.unread(made) == 3
-    assert embedder.unread(request("a", ["x"], hypothesis_template="no place")) == 0
+    assert embedder.unread(request("abc", ["x"], hypothesis_template="is {}")) == 3 + 4
 
 
-def test_labels_that_are_kept_are_bounded() -> None:
-    kept = Kept(str.upper)
-    assert [kept[str(i)] for i in range(MAX_KEPT + 1)] == [str(i) for i in range(MAX_KEPT + 1)]
+@pytest.mark.parametrize("template", ["no place", "{0}" * 333], ids=["wrong", "long"])
+def test_a_request_that_is_refused_counts_as_unread(tokenizer: Tokenizer, template: str) -> None:
+    """Its hypotheses are not made to be counted."""
+    made = request("abc", ["x" * 1000] * 256, hypothesis_template=template)
+    assert embedding_task(tokenizer).unread(made) >= 256_000
+
+
+def test_labels_that_are_kept_are_bounded(tokenizer: Tokenizer) -> None:
+    made: list[str] = []
+
+    def encode(label: str) -> Encoding:
+        made.append(label)
+        return tokenizer.encode([label], 512)[0]
+
+    kept = KeptLabels(encode)
+    for i in range(MAX_LABELS + 1):
+        assert kept[str(i)] is kept[str(i)]
+    assert len(made) == MAX_LABELS + 1
     assert "0" not in kept
-    assert str(MAX_KEPT) in kept
-
-
-def test_long_label_is_tokenised_for_each_request(embedder: Any, tokenizer: Tokenizer) -> None:
-    """They would take too much memory."""
-    label = "x " * MAX_KEPT_CHARACTERS
-    first, second = [embedder.encode(request("ab", [label]))[1] for _ in range(2)]
-
-    assert first is not second
-    assert first.input_ids.tolist() == tokenizer.encode([label], 512)[0].input_ids.tolist()
+    assert "1" in kept
+    assert kept["x " * MAX_TOKENS] is not kept["x " * MAX_TOKENS]
 
 
 def test_embedding_model_uses_a_template_of_the_request_only(embedder: Any, tokenizer: Tokenizer) -> None:

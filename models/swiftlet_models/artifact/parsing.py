@@ -17,10 +17,10 @@ from swiftlet_models.artifact.manifest import (
     MAX_BYTES,
     NAME,
     OF_LABELS,
-    OPTIONAL_OF_LABELS,
     REQUIRED,
     REQUIRED_OF_LABELS,
     SAFETENSORS,
+    SAFETENSORS_OF_LABELS,
     Decisions,
     Dense,
     Embedding,
@@ -111,7 +111,8 @@ def parse(document: object) -> Manifest:
     optional = {SAFETENSORS, ACTIVATIONS, HEAD}
     if labelling and labelling.encoder:
         required |= REQUIRED_OF_LABELS
-        optional.add(OPTIONAL_OF_LABELS)
+        if SAFETENSORS in files:
+            required |= {SAFETENSORS_OF_LABELS}
     for name in sorted(required - set(files)):
         raise ValueError(f"the list of files lacks {name}.")
     for name in sorted(set(files) - required - optional):

@@ -106,7 +106,7 @@ class Scorer:
         sequences = [sequence for row in rows for sequence in row.sequences]
         firsts: dict[bytes, int] = {}  # of sequences that many rows have, such as labels
         owners = [
-            firsts.setdefault(sequence.digest, place) if sequence.kept else place
+            firsts.setdefault(sequence.kept, place) if sequence.kept else place
             for place, sequence in enumerate(sequences)
         ]
         places = sorted({*owners})

@@ -470,7 +470,7 @@ def _native(
         folded = fold_artifact(artifact, weights, part=part)
         source = " ".join(each.weights_sha256 for each in sources or [artifact])
         network = Native(library, folded, passed_over, manifest.precision, files, source, adapters)
-    library.share_cores(threads, numa_nodes())
+    library.share_cores(threads, numa_nodes() if threads > 1 else ())
     if passed_over:
         _warn_once(library.kernel, passed_over)
     return network

@@ -41,7 +41,7 @@ class KeptRows:
 
         A sequence that is marked and occurs several times is submitted once.
         """
-        keys = [encoding.digest if encoding.kept else place for place, encoding in enumerate(encodings)]
+        keys = [encoding.kept or place for place, encoding in enumerate(encodings)]
         missing = {key: encoding for key, encoding in zip(keys, encodings, strict=True) if key not in self._rows}
         computed = dict(zip(missing, self._submit([*missing.values()], deadline, priority, record), strict=True))
         if record is not None:

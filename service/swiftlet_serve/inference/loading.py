@@ -161,9 +161,9 @@ def open_model(
             )
         if max(each.special_count(pair=pair) for pair in (False, True)) >= part.manifest.max_tokens:
             raise ArtifactError(f"{name}: the tokenizer's special tokens leave no room for a text.")
-    types = token_types(manifest)
-    if types and tokenizer.token_types > types:
-        raise ArtifactError(f"{name}: the tokenizer has more token types than the network.")
+        types = token_types(part.manifest)
+        if types and each.token_types > types:
+            raise ArtifactError(f"{name}: the tokenizer has more token types than the network.")
     card, certificate = artifact.public_card(), artifact.certificate()
     return OpenModel(artifact, tokenizer, task, manifest.task, head, label_tokenizer, engine_name, card, certificate)
 

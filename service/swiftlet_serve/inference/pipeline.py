@@ -280,7 +280,8 @@ class Pipeline:
     ) -> object:
         started = time.monotonic()
         room = MAX_INLINE_VALUES - VALUES_OF_A_ROW * len(sequences)
-        if room >= 0 and sum(map(_values, sequences, outcomes)) <= room:
+        compares_rows = getattr(self.model.task, "compares_rows", False)  # all at once: their numbers take no time
+        if room >= 0 and (compares_rows or sum(map(_values, sequences, outcomes)) <= room):
             answer = partial_results.decode(self.model.task, inputs, outcomes)
         else:
             answer = await self.run_in_thread(partial_results.decode, self.model.task, inputs, outcomes)
@@ -337,7 +338,7 @@ def check_duration(lengths: Sequence[int], minimum_s: Callable[[Sequence[int]], 
 
 def _values(sequence: Encoding, outcome: Outcome) -> int:
     """Returns the number of values to decode. A ranked value is written with its text, and counts for each token."""
-    if isinstance(outcome, Internal) or sequence.kept:  # all that are kept are compared with the others at once
+    if isinstance(outcome, Internal):
         return 0
     return outcome.size * len(sequence.input_ids) if isinstance(sequence, Ranked) else outcome.size
 

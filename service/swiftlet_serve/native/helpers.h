@@ -57,7 +57,7 @@ class SharedStep {
         const std::uint64_t step = (left_.load(std::memory_order_relaxed) >> 24) + 1;
         left_.store(step << 24 | static_cast<std::uint64_t>(parts) << 16 | static_cast<std::uint64_t>(parts / 2) << 8, std::memory_order_release);
         while (take(false)) {}
-        for (int i = 0; done_.load(std::memory_order_acquire) < parts; i++) i < spins ? pause_briefly() : std::this_thread::yield();
+        for (int i = 0; done_.load(std::memory_order_acquire) < parts;) wait(i);
         if (failure_) std::rethrow_exception(failure_);
     }
 
@@ -65,11 +65,11 @@ class SharedStep {
     template <class Leaves>
     void assist(Leaves&& leaves) {
         assisting_++;
-        for (int i = 0; !leaves(); i++) {
+        for (int i = 0; !leaves();) {
             if (take(true))
                 i = 0;
             else
-                i < spins ? pause_briefly() : std::this_thread::yield();
+                wait(i);
         }
         assisting_--;
     }
@@ -77,6 +77,9 @@ class SharedStep {
 
    private:
     static constexpr int spins = 2000;
+
+    // `waits` counts up to `spins`. From then on, other threads get the core.
+    static void wait(int& waits) { waits < spins ? (waits++, pause_briefly()) : std::this_thread::yield(); }
 
     // Runs a part, if one is left. The first half is for the thread of the call, and the second one for helpers: a thread reads
     // weights in their order as long as there are any of its own.

@@ -46,8 +46,10 @@ class Definition(Protocol):
     """Whether import takes the function of the scores from a CrossEncoder of sentence-transformers. Optional."""
 
     READS_HEAD: bool
-    """Whether `create` takes the parameters of `head.safetensors`, and the tokenizer of labels, from an artifact that
-    has them. Optional."""
+    """Whether `create` takes the parameters of `head.safetensors`, from an artifact that has them. Optional."""
+
+    READS_LABELS: bool
+    """Whether `create` takes the tokenizer of labels as well, from an artifact that has one. Optional."""
 
     TASK: type[Task[Any, Any]]
     """The class of the tasks that `create` makes."""
@@ -112,6 +114,8 @@ def create(
         ValueError, LabellingError: the artifact or its head does not fit the task.
     """
     definition = load(name)
+    if label_tokenizer is not None and not getattr(definition, "READS_LABELS", False):
+        raise ValueError("this task uses no encoder of labels.")
     if head is not None and getattr(definition, "READS_HEAD", False):
         return definition.create(tokenizer, manifest, head, *([label_tokenizer] if label_tokenizer else []))
     return definition.create(tokenizer, manifest)

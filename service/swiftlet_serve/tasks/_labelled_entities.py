@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from swiftlet_models.artifact import Labelling, Manifest
-from swiftlet_models.encodings import Encoding, TooManyWindows
+from swiftlet_models.encodings import Encoding, TooManyWindows, kept
 from swiftlet_models.labelling import LabelledText, NoRoom, Reader, Scorer, Words
 from swiftlet_models.tensors import Floats, HeadWeights
 from swiftlet_models.tokenizer import Tokenizer
@@ -71,7 +71,8 @@ class LabelledEntities(EntitiesTask):
         """Without `head`, the task only encodes.
 
         Raises ValueError if the tokenizer lacks the tokens around labels, or the model scores no spans, or it has an
-        encoder of labels without a tokenizer."""
+        encoder of labels without a tokenizer.
+        """
         if labelling.scores == "text":
             raise ValueError("a model that scores texts finds no entities.")
         if (labelling.encoder is None) != (label_tokenizer is None):
@@ -141,7 +142,7 @@ class LabelledEntities(EntitiesTask):
         assert self.scorer is not None  # noqa: S101  # for the type checker
         pairs = list(zip(encodings, rows, strict=True))
         vectors = [row for encoding, row in pairs if not isinstance(encoding, LabelledText)]
-        labels = np.concatenate(vectors) if vectors else None
+        labels = self.scorer.prepare(np.concatenate(vectors)) if vectors else None
         for window, row in pairs:
             if isinstance(window, LabelledText):
                 yield self.scorer.probabilities(window, row, labels)
@@ -176,8 +177,8 @@ class LabelledEntities(EntitiesTask):
             sequence, types, _ = self._label_tokenizer.wrap(ids)
             if len(sequence) > most:
                 detail = f"The label has {len(sequence)} tokens, and the model reads {most} at most. Shorten it."
-                raise input_too_long(f"{LABELS}/{i}", detail, most)
-            encodings.append(Encoding(sequence, types, np.zeros(1, np.int64), head=1, kept=True))
+                raise invalid_value(f"{LABELS}/{i}", "too_long", detail, most)
+            encodings.append(kept(Encoding(sequence, types, np.zeros(1, np.int64), head=1)))
         return encodings
 
     def _entities(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Sequence
-from typing import Annotated, Final, Generic, TypeVar
+from collections.abc import Container, Sequence
+from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_models.artifact import Manifest
 from swiftlet_models.tokenizer import Tokenizer
-from swiftlet_models.turns import in_turns
 from swiftlet_serve.errors import Unprocessable, invalid_value
 from swiftlet_serve.tasks import _windows
 from swiftlet_serve.tasks._requests import (
@@ -33,11 +32,6 @@ MAX_CHARACTERS: Final = 1 << 20  # of all hypotheses: a template may repeat a la
 LABELS: Final = "/parameters/candidate_labels"
 TEMPLATE: Final = "/parameters/hypothesis_template"
 DEFAULT_TEMPLATE: Final = "This example is {}."
-
-MAX_KEPT: Final = 1024  # labels whose tokens are kept, because many requests name them
-MAX_KEPT_CHARACTERS: Final = 256  # of such a label: all of them take 5 MB at most
-
-T = TypeVar("T")
 
 Label = Annotated[str, Field(max_length=1000)]
 
@@ -110,38 +104,17 @@ class ScoredLabel(BaseModel):
 Ranking = list[ScoredLabel]
 
 
-class Kept(Generic[T]):
-    """What was found for labels that earlier requests named, until there are too many. Threads may share it."""
-
-    def __init__(self, find: Callable[[str], T]) -> None:
-        self._find = find
-        self._found: dict[str, T] = {}
-
-    def __contains__(self, label: str) -> bool:
-        return label in self._found
-
-    def __getitem__(self, label: str) -> T:
-        found = self._found.get(label)
-        if found is None:
-            found = self._find(label)
-            if len(label) <= MAX_KEPT_CHARACTERS:
-                if len(self._found) >= MAX_KEPT:
-                    self._found.clear()
-                self._found[label] = found
-        return found
-
-
 class ZeroShotTask(OneByOne):
     """The parts that do not depend on the kind of model."""
 
     Request = ZeroShotRequest
     Response = Ranking | list[Ranking | Failure]
+    known: Container[str] = ()  # labels that have tokens, which are not looked at again
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
         self.tokenizer = tokenizer
         self.manifest = manifest
         self.max_tokens = manifest.max_tokens
-        self._ids = Kept(lambda text: tokenizer.ids([text])[0])
 
     def least_response_bytes(self, request: ZeroShotRequest) -> int:
         """Returns a lower bound of the size of the response, which repeats the labels for each text."""
@@ -154,7 +127,7 @@ class ZeroShotTask(OneByOne):
             Unprocessable: there are too many texts and labels, or their hypotheses are too long.
         """
         texts = len(listed(request.inputs))
-        _check_labels(request, texts, times=texts)
+        check_labels(request, texts, times=texts)
         return super().split(request)
 
     def checked(self, request: ZeroShotRequest) -> tuple[list[str], list[str]]:
@@ -167,9 +140,11 @@ class ZeroShotTask(OneByOne):
         for text, pointer in zip(texts, pointers(request.inputs), strict=True):
             if not text.strip():
                 raise empty_input(pointer)
-        labels = _check_labels(request, len(texts), times=1)
-        for i, label in enumerate(in_turns(labels)):
-            if is_blank(label) or not len(self._ids[label]):
+        labels = check_labels(request, len(texts), times=1)
+        new = [label for label in labels if label not in self.known]
+        empty = {label for label, ids in zip(new, self.tokenizer.ids(new), strict=True) if not len(ids)}
+        for i, label in enumerate(labels):
+            if is_blank(label) or label in empty:
                 place = f"{LABELS}/{i}" if isinstance(request.parameters.candidate_labels, list) else LABELS
                 raise invalid_value(place, "empty", "A label is empty. Send labels that are not blank.")
         return texts, labels
@@ -183,7 +158,7 @@ class ZeroShotTask(OneByOne):
         return input_too_long(LABELS, detail, self.max_tokens)
 
 
-def _check_labels(request: ZeroShotRequest, texts: int, *, times: int) -> list[str]:
+def check_labels(request: ZeroShotRequest, texts: int, *, times: int) -> list[str]:
     """Returns the labels of this number of texts. Their hypotheses are tokenised `times` times.
 
     Raises:

@@ -41,6 +41,7 @@ from swiftlet_serve.types import Row
 HEAD: Final = "token"
 OUTPUTS: Final = "labels"
 READS_HEAD: Final = True
+READS_LABELS: Final = True
 
 
 def create(

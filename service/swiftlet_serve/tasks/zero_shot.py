@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models.artifact import Head, Labelling, Manifest, Outputs
-from swiftlet_models.encodings import Encoding, TextTooLong, TooManyWindows
+from swiftlet_models.encodings import Encoding, TextTooLong, TooManyWindows, kept
 from swiftlet_models.label_names import names_in_words
 from swiftlet_models.labelling import LabelledText, NoRoom, Reader, Scorer
 from swiftlet_models.probabilities import sigmoid, softmax
@@ -30,15 +30,16 @@ from swiftlet_models.turns import in_turns
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import Unprocessable, invalid_value
 from swiftlet_serve.tasks import _windows
-from swiftlet_serve.tasks._requests import MAX_HIDDEN_NUMBERS, characters, pointers
+from swiftlet_serve.tasks._kept_labels import KeptLabels
+from swiftlet_serve.tasks._requests import MAX_HIDDEN_NUMBERS, characters, listed, pointers
 from swiftlet_serve.tasks._vector_forms import Forms, normalized
 from swiftlet_serve.tasks._zero_shot_requests import (
     DEFAULT_TEMPLATE,
     LABELS,
     MAX_PAIRS,
-    Kept,
     ZeroShotRequest,
     ZeroShotTask,
+    check_labels,
     fill,
 )
 from swiftlet_serve.types import Row
@@ -125,13 +126,14 @@ class EmbeddingZeroShot(ZeroShotTask):
     """One sequence for each text, then one for each label. Its row holds a vector, (1, D)."""
 
     max_sequences: ClassVar[int] = MAX_PAIRS + 1  # of one text with all labels
+    compares_rows: ClassVar[bool] = True
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
         super().__init__(tokenizer, manifest)
         assert manifest.embedding is not None  # noqa: S101  # for the type checker
         self._prompt = manifest.embedding.default_prompt_text()
         self._forms = Forms(tokenizer, manifest, manifest.embedding)
-        self._sequences = Kept(self._read)
+        self.known = self._kept = KeptLabels(self._read)
 
     def encode(self, request: ZeroShotRequest) -> list[Encoding]:
         """Encodes the texts and the labels.
@@ -145,7 +147,7 @@ class EmbeddingZeroShot(ZeroShotTask):
         places = pointers(request.inputs)
         encodings = _windows.encode(self.tokenizer, prompted, *limits, places, most, prefix=self._prompt)
         for i, hypothesis in enumerate(in_turns(_hypotheses(request)), start=len(texts)):
-            encoding = self._sequences[hypothesis]
+            encoding = self._kept[hypothesis]
             if len(encoding.input_ids) > self.max_tokens:
                 raise self.too_long(request, i, len(encoding.input_ids))
             encodings.append(encoding)
@@ -154,22 +156,25 @@ class EmbeddingZeroShot(ZeroShotTask):
     def unread(self, request: ZeroShotRequest) -> int:
         """Returns the number of characters that `encode` tokenises."""
         try:
-            new = [hypothesis for hypothesis in _hypotheses(request) if hypothesis not in self._sequences]
+            labels = check_labels(request, len(listed(request.inputs)), times=1)
+            hypotheses = _hypotheses(request)
         except Unprocessable:
-            return 0
-        return characters(request.inputs) + characters(new)
+            return characters(request)
+        return characters(request.inputs) + sum(
+            [len(text) for text in {*labels, *hypotheses} if text not in self._kept]
+        )
 
     def _read(self, hypothesis: str) -> Encoding:
         """Returns the sequence of a hypothesis, with names such as `PlayMusic` in words.
 
         A hypothesis stays as it is if its words take more tokens: `iPhone` is a word of most vocabularies.
         """
-        own = self._ids[self._prompt + hypothesis]
+        (own,) = self.tokenizer.ids([self._prompt + hypothesis])
         if (words := names_in_words(hypothesis)) != hypothesis:
             (other,) = self.tokenizer.ids([self._prompt + words])
             own = other if 0 < len(other) <= len(own) else own
         sequence, types, _ = self.tokenizer.wrap(own)
-        return Encoding(sequence, types, np.zeros(1, np.int64), kept=True)
+        return kept(Encoding(sequence, types, np.zeros(1, np.int64)))
 
     def decode(self, request: ZeroShotRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> Any:
         """Returns the labels of each text, or of the only one if `inputs` is a text, best first."""

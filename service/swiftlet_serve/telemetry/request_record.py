@@ -57,7 +57,7 @@ class RequestRecord:
     characters: int = 0  # of all inputs
     sequences: int = 0
     tokens: int = 0  # of all sequences, as the network reads them, or the table of queries
-    kept_tokens: int = 0  # of further sequences, whose rows earlier requests had computed
+    kept_tokens: int = 0  # of further sequences, whose rows were computed for earlier inputs
     left_out: int = 0  # tokens of all sequences that were cut off, beyond the model's limit
     truncated: tuple[str, ...] = ()  # JSON Pointers of the texts that were cut, in our own request
     batch_size: int = 0  # sequences of the largest batch with one of this request's, other requests' included

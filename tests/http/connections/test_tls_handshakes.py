@@ -99,8 +99,7 @@ async def test_silent_connections_do_not_lock_out_a_client(tls):
 
     async with serving(tls, connections=4) as served:
         silent = await served.connect(20)
-        await until(lambda: len(served.table.connections) <= 4)
-        assert [is_closed(one) for one in silent] == [True] * 16 + [False] * 4
+        await until(lambda: [is_closed(one) for one in silent] == [True] * 16 + [False] * 4)
         await served.assert_answers()
         assert is_closed(silent[16])
 
