@@ -12,9 +12,10 @@ LEAST_COSINE: Final = 0.95  # of the vectors of a text; those of other texts hav
 
 
 def agreement(path: str, answers: Sequence[Any], expected: Sequence[Any]) -> float:
-    """Returns the share of answers to requests of a path that decide the same; of vectors, the lowest cosine.
+    """Returns how well the answers to requests of a path agree with the expected ones.
 
-    A masked word has many near ties: the expected one must be among those that are answered.
+    Of vectors, this is the lowest cosine, and of other answers the share that decide the same. A masked word has many
+    near ties: the expected one must be among those that are answered.
     """
     pairs = list(zip(answers, expected, strict=True))
     if path == "/embed":

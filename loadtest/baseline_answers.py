@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,7 @@ from swiftlet_models.artifact import Artifact
 from swiftlet_models.encodings import Encoding
 from swiftlet_serve.benchmark.baselines import ENGINES, Call
 from swiftlet_serve.benchmark.networks import Network, artifact_network
+from swiftlet_serve.benchmark.plan import batches_of_similar_length
 from swiftlet_serve.inference.loading import locate, open_model
 from swiftlet_serve.types import Batch, Row
 
@@ -49,7 +50,7 @@ class Answers:
     """The answers of an artifact to bodies of its task."""
 
     def __init__(self, artifact: str, folder: Path, load: Load, threads: int = 1, batch_tokens: int = 0) -> None:
-        """`folder` is that of `prepare`, `threads` are those of a call, and `batch_tokens` as in `batches`."""
+        """`folder` is that of `prepare`, `threads` are those of a call, and `batch_tokens` those of a batch."""
         (path,) = locate([artifact])
         model = open_model(path, "onnx_cpu")
         self.task, self.route = model.task, f"/{model.manifest.task}"
@@ -67,25 +68,10 @@ class Answers:
 
     def _rows(self, encodings: Sequence[Encoding]) -> list[Row]:
         rows: dict[int, Row] = {}
-        for numbers in batches([len(encoding.input_ids) for encoding in encodings], self._batch_tokens):
-            batch = Batch.of([encodings[number] for number in numbers])
-            rows |= zip(numbers, batch.split_rows(np.asarray(self._call(batch)[0])), strict=True)
-        return [rows[number] for number in range(len(encodings))]
-
-
-def batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Yields the numbers of sequences of similar lengths, which have at most `tokens` together, with their padding.
-
-    A sequence that does not fit beside another is alone.
-    """
-    batch: list[int] = []
-    for number in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if batch and (len(batch) + 1) * lengths[number] > tokens:
-            yield batch
-            batch = []
-        batch.append(number)
-    if batch:
-        yield batch
+        for group in batches_of_similar_length(encodings, self._batch_tokens):
+            batch = Batch.of(group)
+            rows |= zip(map(id, group), batch.split_rows(np.asarray(self._call(batch)[0])), strict=True)
+        return [rows[id(encoding)] for encoding in encodings]
 
 
 def _prepare(engine: str, artifact: str) -> Path:

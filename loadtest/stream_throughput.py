@@ -1,4 +1,4 @@
-"""Compares the vectors that a stream of requests gets with those that the engine alone computes.
+"""Compares the vectors per second of a stream of requests with those of the engine alone.
 
     python -m loadtest.stream_throughput [--model mobilebert-embed] [--texts 64] [--tokens 200] [--callers 8]
 

@@ -163,12 +163,12 @@ def _read_gliner(directory: Path) -> LabelCheckpoint:
         max_words=max_words,
         max_width=max_width,
     )
-    encoder, positions = _with_positions(encoder, _TOKENS_PER_WORD * max_words)
+    encoder, max_tokens = _with_limit(encoder, directory, _TOKENS_PER_WORD * max_words)
     return LabelCheckpoint(
         directory=directory,
         settings=encoder,
         prefix="token_rep_layer.bert_layer.model.",
-        max_tokens=min(read_limits(directory).max_tokens or positions, positions),
+        max_tokens=max_tokens,
         tokenizer=directory,
         pooling="cls",
         projection=_TEXT,
@@ -186,12 +186,12 @@ def _read_label_encoder(directory: Path, config: Mapping[str, Any]) -> EncoderPa
     encoder = _encoder(GLINER, config, "labels_encoder_config", _SAVE)
     if not tokenizer.is_dir():
         raise ConversionError(f"the checkpoint has no tokenizer of labels (folder {LABELS_TOKENIZER}); {_SAVE}.")
-    encoder, positions = _with_positions(encoder, _LABEL)
+    encoder, max_tokens = _with_limit(encoder, tokenizer, _LABEL)
     return EncoderPart(
         directory=directory,
         settings=encoder,
         prefix="token_rep_layer.labels_encoder.model.",
-        max_tokens=min(read_limits(tokenizer).max_tokens or positions, positions),
+        max_tokens=max_tokens,
         tokenizer=tokenizer,
         pooling="mean",
         projection=_LABELS,
@@ -227,12 +227,12 @@ def _read_gliclass(directory: Path) -> LabelCheckpoint:
         scorer={"simple": "dot"}.get(scorer := config.get("scorer_type") or "simple", scorer),  # type: ignore[arg-type]
         scale=scale,
     )
-    encoder, positions = _with_positions(encoder, _PIPELINE)
+    encoder, max_tokens = _with_limit(encoder, directory, _PIPELINE)
     return LabelCheckpoint(
         directory=directory,
         settings=encoder,
         prefix="model.encoder_model.",
-        max_tokens=min(read_limits(directory).max_tokens or positions, positions),
+        max_tokens=max_tokens,
         tokenizer=directory,
         pooling="cls",
         projection=_TEXT,
@@ -253,6 +253,12 @@ def _encoder(file: str, config: Mapping[str, Any], key: str, step: str) -> dict[
     if not isinstance(encoder, dict):
         raise ConversionError(f"{file} does not describe the encoder ({key}); {step}.")
     return {"model_type": "deberta-v2"} | encoder
+
+
+def _with_limit(encoder: dict[str, Any], tokenizer: Path, tokens: int) -> tuple[dict[str, Any], int]:
+    """Returns an encoder as `_with_positions`, and the most tokens that it and the tokenizer in this folder read."""
+    encoder, positions = _with_positions(encoder, tokens)
+    return encoder, min(read_limits(tokenizer).max_tokens or positions, positions)
 
 
 def _with_positions(encoder: dict[str, Any], tokens: int) -> tuple[dict[str, Any], int]:

@@ -9,11 +9,11 @@ import onnx
 import pytest
 
 from loadtest import baseline_fastapi_openvino
-from loadtest.baseline_answers import batches
 from loadtest.baseline_fastapi_openvino import MULTIPLE, padded
 from swiftlet_models.artifact import Artifact
 from swiftlet_models.encodings import Encoding
 from swiftlet_serve.benchmark import networks
+from swiftlet_serve.benchmark.plan import batches_of_similar_length
 from swiftlet_serve.engines.onnx_cpu import PaddedOnnx
 from swiftlet_serve.types import Batch
 from tests.support import networks as small_networks
@@ -27,7 +27,9 @@ def sequence(length: int) -> Batch:
 @pytest.mark.parametrize("tokens", [0, 8, 20, 1000])
 def test_batches_hold_similar_lengths_within_a_number_of_tokens(tokens):
     lengths = [7, 30, 3, 8, 4, 3, 10, 30, 9]
-    made = list(batches(lengths, tokens))
+    sequences = [Encoding(ids := np.arange(length), ids, ids) for length in lengths]
+    places = {id(sequence): number for number, sequence in enumerate(sequences)}
+    made = [[places[id(sequence)] for sequence in group] for group in batches_of_similar_length(sequences, tokens)]
 
     assert sorted(number for batch in made for number in batch) == list(range(len(lengths)))
     assert all(len(batch) == 1 or len(batch) * max(lengths[n] for n in batch) <= tokens for batch in made)

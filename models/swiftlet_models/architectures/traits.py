@@ -227,7 +227,7 @@ class Traits:
     """What the head that classifies texts reads: the token in focus, or the mean of all tokens, or late, the mean of
     what the pooler makes of each."""
     classifies_last: bool = False
-    """Whether the token in focus of that head is the last one of a text, and not the first one."""
+    """Whether that head reads the last token of a text, and not the first one."""
     pooler: Activation | None = None
     """The activation behind a linear map in front of the outputs of the head that classifies texts; None: no map."""
     classifier_norm: bool = False

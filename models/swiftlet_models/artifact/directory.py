@@ -74,7 +74,7 @@ class Artifact:
 
     @property
     def of_labels(self) -> Artifact | None:
-        """The encoder of labels as an artifact by itself, whose files lie beside the others; None if there is none."""
+        """The encoder of labels as an artifact of its own, in the same directory; None if the model has none."""
         manifest = self.manifest.of_labels
         return Artifact(self.path, manifest, self.digest, OF_LABELS) if manifest else None
 

@@ -169,7 +169,7 @@ def open_model(
 
 
 def _tokenizer(artifact: Artifact, known: MutableMapping[str, Tokenizer]) -> Tokenizer:
-    """Returns the tokenizer of an artifact, which is read unless it is known."""
+    """Returns the tokenizer of an artifact: a known one with the same content and settings, or that of its file."""
     manifest = artifact.manifest
     digest = f"{manifest.files[TOKENIZER].sha256} {manifest.reading}"
     if (tokenizer := known.get(digest)) is None:
