@@ -19,6 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from swiftlet_models.ragged import kernels
+from swiftlet_models.ragged.layout import Places
 
 BF16, INT32 = "*bf16", "*i32"
 
@@ -31,6 +32,9 @@ def main() -> None:
 
 def forms(capability: int) -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]]:
     """Yields kernels, types of arguments, constants and options, as the networks use them."""
+    places = dict.fromkeys(("ends", "focus_ends", "focus", *Places._fields[:3], "at", "owner"), INT32)
+    places |= dict.fromkeys(("sequences", "tokens", "count", "token_blocks"), "i32")
+    yield kernels._locate, places, {"block": kernels.PLACES, "step": kernels.ENDS}, {"num_warps": 4}
     vectors = dict.fromkeys(("x", "residual", "weight", "bias", "out"), BF16)
     vectors |= {"width": "i32", "residual_stride": "i32", "epsilon": "fp32"}
     for block in (512, 1024):
