@@ -20,6 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from swiftlet_models.ragged import in_torch
 from swiftlet_models.ragged.feed_forward import FeedForward
 from swiftlet_models.ragged.layout import Places
+from swiftlet_models.ragged.products import HOPPER
 
 LEAST: Final = 16
 """The least height and width of a block that `tl.dot` multiplies."""
@@ -59,7 +60,6 @@ FORMS: Final[Mapping[int, Form]] = {1: Form(16, 4, 128, 128, 3), 2049: Form(64, 
 tokens, programs of few rows occupy many multiprocessors. With many tokens, a multiprocessor runs two programs."""
 OLDER_FORMS: Final[Mapping[int, Form]] = {1: Form(16, 4, 128, 128, 3), 2049: Form(64, 8, 32, 32, 3)}
 """Those on GPUs before Hopper. Without its copy engine, the addresses of a block take registers."""
-HOPPER: Final = (9, 0)
 
 
 def form_of(tokens: int, device: torch.device) -> Form:
