@@ -3,13 +3,14 @@
 # Results go to OUT as soon as they are there, so that a machine that is available for minutes only loses one step. A
 # step that fails, or takes longer than its limit, does not stop the next one. No step begins or runs after TOTAL_S.
 #
-#   PYTHON=python OUT=loadtest/results TOTAL_S=540 bash loadtest/device.sh lone fronts bench server tests accuracy train
+#   PYTHON=python OUT=loadtest/results TOTAL_S=540 bash loadtest/device.sh lone fronts bench server engines tests
 #
 #   pack       in CARRIED (runs/device): this checkout with its kernels and two bundled models, wheels, OpenVINO's parts
 #              for CPUs, and wrk, for a machine with a torch for CUDA, Python PACK_FOR (3.12) and no network
 #   install    what CARRIED has, and this checkout
 #   prepare    the networks of the next two steps, exported and quantised
-#   lone       milliseconds of a lone sequence on 1 to 16 cores, by engine, as OUT/lone_calls.md
+#   lone       milliseconds of a lone sequence on 1 to 16 cores, by engine, as OUT/lone_calls.md, and OUT/machine.txt
+#   engines    CPU engines side by side on one core, as OUT/engines_device.md
 #   fronts     requests/s with 1, 2 and 4 fronts beside FastAPI with OpenVINO, as OUT/fronts_*.md (needs wrk)
 #   bench      the torch engine on the GPU beside torch, torch.compile and ONNX Runtime, as OUT/gpu.md
 #   server     a server around the GPU: rates, latencies, energy, switches of models, too little memory, as OUT/gpu_server.md
@@ -22,7 +23,7 @@
 #
 #   bash loadtest/device.sh pack                                         # here
 #   tar xJf runs/device/source.tar.xz                                    # there, in an empty folder beside runs
-#   TOTAL_S=540 bash loadtest/device.sh install prepare lone fronts bench server tests
+#   TOTAL_S=540 bash loadtest/device.sh install prepare lone fronts bench server engines tests
 #
 # DEVICE=cpu tries the steps without a GPU, on few and small inputs, in a minute or two: the figures say nothing.
 set -uo pipefail
@@ -90,8 +91,16 @@ create_app(sys.argv[1:], load)" "$runs"/{minilm,mobilebert}-released-classify ||
 
 run_lone() {
   local options=()
+  lscpu > "$out/machine.txt"
   ! on_cpu || options=(--shapes minilm --engines native openvino --cores 1 2 --tokens 16 --seconds 0)
   run loadtest.lone_calls --runs "$runs" --seconds "${SECONDS_A_CASE:-2}" "${options[@]}" | tee "$out/lone_calls.md"
+}
+
+run_engines() {
+  local options=(--shape mobilebert --shape albert --engine native --engine native_bf16 --engine openvino --engine ort_stock)
+  ! on_cpu || options=(--shape minilm --engine native --engine native_bf16)
+  run swiftlet_serve bench --quick --seconds "${SECONDS_A_CASE:-2}" --out "$out" --name engines_device --runs "$runs" \
+    "${options[@]}"
 }
 
 run_fronts() {
@@ -145,7 +154,7 @@ run_train() {
 export -f on_cpu run
 export python data device runs out carried words vocabulary
 export PATH=$PATH:$carried LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$carried  # wrk
-(($#)) || set -- prepare lone fronts bench server tests accuracy train
+(($#)) || set -- prepare lone fronts bench server engines tests accuracy train
 failed=()
 for step; do
   began=$SECONDS
