@@ -5,6 +5,7 @@ Prints a list of JSON objects, one for each kernel and form of it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -18,7 +19,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from swiftlet_models.ragged import kernels
+from swiftlet_models.ragged import kernels, scaled_kernels
+from swiftlet_models.ragged.layout import Places
 
 BF16, INT32 = "*bf16", "*i32"
 
@@ -31,6 +33,9 @@ def main() -> None:
 
 def forms(capability: int) -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]]:
     """Yields kernels, types of arguments, constants and options, as the networks use them."""
+    places = dict.fromkeys(("ends", "focus_ends", "focus", *Places._fields[:3], "at", "owner"), INT32)
+    places |= dict.fromkeys(("sequences", "tokens", "count", "token_blocks"), "i32")
+    yield kernels._locate, places, {"block": kernels.PLACES, "step": kernels.ENDS}, {"num_warps": 4}
     vectors = dict.fromkeys(("x", "residual", "weight", "bias", "out"), BF16)
     vectors |= {"width": "i32", "residual_stride": "i32", "epsilon": "fp32"}
     for block in (512, 1024):
@@ -48,6 +53,19 @@ def forms(capability: int) -> Iterator[tuple[Any, dict[str, str], dict[str, Any]
     for heads, width in ((4, 32), (12, 64), (8, 128)):
         options = {"num_warps": 4 if width <= 64 else 8, "num_stages": 3}
         yield kernels._attend, attention, blocks | {"heads": heads, "width": width}, options
+    eight_bits = ("i8", "fp8e4nv") if capability >= 90 else ()  # older GPUs multiply those in torch
+    for small, tiles in itertools.product(eight_bits, (scaled_kernels.FEW, scaled_kernels.MANY)):
+        rows = {"x": BF16, "small": f"*{small}", "step": "*fp32", "width": "i32", "stride": "i32", "largest": "fp32"}
+        yield scaled_kernels._quantise, rows, {"rounds": small == "i8", "block": 1024}, {"num_warps": 1}
+        operands = dict.fromkeys(("step", "scales", "bias"), "*fp32") | {"out": BF16}
+        operands |= dict.fromkeys(("rows", "columns", "depth"), "i32")
+        operands |= {
+            name: f"tensordesc<{small}[{high}, {tiles.depth}]>"
+            for name, high in (("small", tiles.rows), ("weight", tiles.columns))
+        }
+        fixed = {"activation": 2, "is_int": small == "i8", "group": scaled_kernels.GROUP}
+        fixed |= {"block_rows": tiles.rows, "block_columns": tiles.columns, "block_depth": tiles.depth}
+        yield scaled_kernels._multiply, operands, fixed, {"num_warps": tiles.warps, "num_stages": tiles.stages}
     names = kernels._feed_forward.arg_names
     sizes = {"networks": 4, "width": 128, "intermediate": 512, "hidden": 512}
     width = sizes["width"]

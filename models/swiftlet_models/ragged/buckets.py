@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 from swiftlet_models.artifact import Head
@@ -49,6 +51,9 @@ def buckets(max_tokens: int, max_rows: int, head: Head) -> Iterator[Sizes]:
 
 
 def choose(sizes: Sizes, available: Sequence[Sizes]) -> Sizes | None:
-    """Returns the bucket with the fewest tokens, and then positions, that holds a batch; None if no bucket does."""
-    fitting = [bucket for bucket in available if bucket.holds(sizes)]
-    return min(fitting, key=lambda bucket: (bucket.tokens, bucket.focus), default=None)
+    """Returns the bucket with the fewest tokens, and then positions, that holds a batch; None if no bucket does.
+
+    The available buckets are in the order of `buckets`.
+    """
+    first = bisect_left(available, sizes.tokens, key=lambda bucket: bucket.tokens)
+    return next((bucket for bucket in islice(available, first, None) if bucket.holds(sizes)), None)

@@ -13,10 +13,21 @@ from torch import Tensor
 
 from swiftlet_models.ragged import attention
 from swiftlet_models.ragged.feed_forward import FeedForward
+from swiftlet_models.ragged.layout import Places
 
 
 class Kernels(Protocol):
     """The functions of this module."""
+
+    def locate(self, ends: Tensor, focus_ends: Tensor, focus: Tensor, tokens: int) -> Places:
+        """Returns where T tokens and N positions in focus are.
+
+        Args:
+            ends, focus_ends: cumulative lengths (B + 1,) of sequences, and of their positions in focus.
+            focus: the positions' places in their sequences, (N,).
+            tokens: T, with those beyond the last sequence.
+        """
+        ...
 
     def layer_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
         """Returns the LayerNorm of x (T, H), or of its sum with the residual (T, H).
@@ -80,6 +91,24 @@ class Kernels(Protocol):
             entered: the hidden states that entered the layer, (T, H).
         """
         ...
+
+
+def locate(ends: Tensor, focus_ends: Tensor, focus: Tensor, tokens: int) -> Places:
+    """See `Kernels`."""
+    token, place = (torch.arange(count, dtype=torch.int32, device=ends.device) for count in (tokens, len(focus)))
+    sequence, owner = (
+        torch.searchsorted(all_ends[1:], index, right=True) for all_ends, index in ((ends, token), (focus_ends, place))
+    )
+    last = len(ends) - 1  # the sequence of tokens that belong to none
+    positions = (token - ends[sequence]).where(sequence < last, 0)
+    has_after = token + 1 < ends[(sequence + 1).clamp(max=last)]
+    return Places(
+        positions,
+        (token - 1).where(positions > 0, tokens),
+        (token + 1).where(has_after, tokens),
+        (ends[owner] + focus).where(owner < last, 0),
+        owner.int().where(owner < last, 0),
+    )
 
 
 def layer_norm(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:

@@ -19,6 +19,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from swiftlet_models.ragged import in_torch
 from swiftlet_models.ragged.feed_forward import FeedForward
+from swiftlet_models.ragged.layout import Places
+from swiftlet_models.ragged.products import HOPPER
 
 LEAST: Final = 16
 """The least height and width of a block that `tl.dot` multiplies."""
@@ -32,6 +34,12 @@ KEYS: Final = 64
 """Keys that it reads at once."""
 PROGRAMS: Final = 528
 """The programs of `attend` that share the work: four for each multiprocessor of an H100."""
+
+
+PLACES: Final = 128
+"""Tokens, or positions in focus, that a program of `locate` finds the sequences of."""
+ENDS: Final = 32
+"""Cumulative lengths that it compares with them at once."""
 
 
 class Form(NamedTuple):
@@ -52,7 +60,6 @@ FORMS: Final[Mapping[int, Form]] = {1: Form(16, 4, 128, 128, 3), 2049: Form(64, 
 tokens, programs of few rows occupy many multiprocessors. With many tokens, a multiprocessor runs two programs."""
 OLDER_FORMS: Final[Mapping[int, Form]] = {1: Form(16, 4, 128, 128, 3), 2049: Form(64, 8, 32, 32, 3)}
 """Those on GPUs before Hopper. Without its copy engine, the addresses of a block take registers."""
-HOPPER: Final = (9, 0)
 
 
 def form_of(tokens: int, device: torch.device) -> Form:
@@ -77,6 +84,66 @@ def _divides(step: int, size: int) -> bool:
     """Returns whether `tl.dot` can multiply blocks as wide as a step, or as a size that is smaller."""
     step = min(step, size)
     return step >= LEAST and step & (step - 1) == 0 and size % step == 0
+
+
+def locate(ends: Tensor, focus_ends: Tensor, focus: Tensor, tokens: int) -> Places:
+    """See `in_torch.Kernels`."""
+    count = len(focus)
+    positions, before, after = (ends.new_empty(tokens) for _ in range(3))
+    found = Places(positions, before, after, ends.new_empty(count), ends.new_empty(count))
+    blocks = triton.cdiv(tokens, PLACES), triton.cdiv(count, PLACES)
+    _locate[(sum(blocks),)](
+        ends, focus_ends, focus, *found, len(ends) - 1, tokens, count, blocks[0], block=PLACES, step=ENDS, num_warps=4
+    )
+    return found
+
+
+@triton.jit(do_not_specialize=["sequences", "tokens", "count", "token_blocks"])
+def _locate(
+    ends,
+    focus_ends,
+    focus,
+    positions,
+    before,
+    after,
+    at,
+    owner,
+    sequences,
+    tokens,
+    count,
+    token_blocks,
+    block: tl.constexpr,
+    step: tl.constexpr,
+):
+    program, place = tl.program_id(0), tl.arange(0, block)
+    if program < token_blocks:
+        token = program * block + place
+        exists, inside = token < tokens, token < tl.load(ends + sequences)
+        sequence = _ended_before(ends, token, sequences, block, step)
+        start = tl.load(ends + sequence, mask=inside, other=0)
+        stop = tl.load(ends + sequence + 1, mask=inside, other=0)
+        position = tl.where(inside, token - start, 0)
+        tl.store(positions + token, position, mask=exists)
+        tl.store(before + token, tl.where(position > 0, token - 1, tokens), mask=exists)
+        tl.store(after + token, tl.where(token + 1 < stop, token + 1, tokens), mask=exists)
+    else:
+        index = (program - token_blocks) * block + place
+        exists, inside = index < count, index < tl.load(focus_ends + sequences)
+        sequence = tl.where(inside, _ended_before(focus_ends, index, sequences, block, step), 0)
+        token = tl.load(ends + sequence) + tl.load(focus + index, mask=inside, other=0)
+        tl.store(at + index, tl.where(inside, token, 0), mask=exists)
+        tl.store(owner + index, sequence, mask=exists)
+
+
+@triton.jit
+def _ended_before(ends, place, sequences, block: tl.constexpr, step: tl.constexpr):
+    """Returns how many sequences end at or before each place, which is the number of the place's own sequence."""
+    ended = tl.zeros((block,), tl.int32)
+    for first in range(0, sequences, step):
+        index = first + tl.arange(0, step)
+        end = tl.load(ends + 1 + index, mask=index < sequences, other=2147483647)
+        ended += tl.sum((end[None, :] <= place[:, None]).to(tl.int32), 1)
+    return ended
 
 
 def layer_norm(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:

@@ -1,4 +1,7 @@
-"""The indices of a ragged batch, as a network in torch reads them. All are int32, so that one copy moves them."""
+"""What a network in torch gets of a ragged batch. All numbers are int32, so that one copy moves them.
+
+The host sends no more than the batch itself. `Places`, which follow from it, are computed on the device.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,16 @@ class Ragged(Protocol):
     def given(self) -> NDArray[np.float32] | None: ...
 
 
+class Places(NamedTuple):
+    """Where tokens and positions in focus are. Places beyond the last sequence's have position, token and owner 0."""
+
+    positions: Tensor  # (T,): each token's place in its sequence
+    before: Tensor  # (T,): its neighbours in its sequence; T: none
+    after: Tensor
+    focus: Tensor  # (N,): the token in focus
+    owner: Tensor  # (N,): its sequence
+
+
 class Keys(NamedTuple):
     """The tokens that attention reads as keys, in a batch whose other tokens are only queries."""
 
@@ -52,7 +65,7 @@ class Sizes:
     @property
     def numbers(self) -> int:
         """The length of the layout's buffer."""
-        return 5 * self.tokens + 2 * (self.rows + 1) + 2 * self.focus
+        return 2 * self.tokens + 2 * (self.rows + 1) + self.focus
 
     @classmethod
     def of(cls, batch: Ragged) -> Sizes:
@@ -61,7 +74,7 @@ class Sizes:
 
 
 class Layout:
-    """Views of one buffer that holds a batch and its indices. Shape letters: see `Sizes`."""
+    """Views of one buffer that holds a batch. Shape letters: see `Sizes`."""
 
     def __init__(
         self, buffer: Tensor, sizes: Sizes, longest: int, keys: Keys | None = None, given: Tensor | None = None
@@ -72,28 +85,18 @@ class Layout:
         """
         self.buffer, self.sizes, self.longest, self.keys, self.given = buffer, sizes, longest, keys, given
         t, b, n = sizes.tokens, sizes.rows + 1, sizes.focus
-        parts = iter(torch.split(buffer, [t, t, t, t, t, b, b, n, n]))
-        self.input_ids, self.token_type_ids, self.positions = next(parts), next(parts), next(parts)
-        self.before, self.after = next(parts), next(parts)  # each token's neighbours in its sequence; T: none
-        self.ends, self.focus_ends = next(parts), next(parts)  # cumulative lengths (B + 1,)
-        self.focus, self.owner = next(parts), next(parts)  # (N,): the token, and its sequence
+        # Cumulative lengths (B + 1,), and each position's place in its sequence.
+        self.input_ids, self.token_type_ids, self.ends, self.focus_ends, self.focus = torch.split(
+            buffer, [t, t, b, b, n]
+        )
 
     def write(self, batch: Ragged) -> None:
         """Writes a batch that fits. Places beyond its tokens and positions get zeros, further sequences length 0."""
-        lengths, counts = np.diff(batch.offsets), np.diff(batch.focus_offsets)
-        token, longest = np.arange(len(batch.input_ids)), self.sizes.tokens
-        positions = token - np.repeat(batch.offsets[:-1], lengths)
-        last = positions == np.repeat(lengths, lengths) - 1
-        starts = np.repeat(batch.offsets[:-1], counts)
         _fill(self.input_ids, batch.input_ids, 0)
         _fill(self.token_type_ids, batch.token_type_ids, 0)
-        _fill(self.positions, positions, 0)
-        _fill(self.before, np.where(positions > 0, token - 1, longest), longest)
-        _fill(self.after, np.where(last, longest, token + 1), longest)
-        _fill(self.ends, batch.offsets, len(token))
+        _fill(self.ends, batch.offsets, len(batch.input_ids))
         _fill(self.focus_ends, batch.focus_offsets, len(batch.focus))
-        _fill(self.focus, starts + batch.focus, 0)
-        _fill(self.owner, np.repeat(np.arange(len(lengths)), counts), 0)
+        _fill(self.focus, batch.focus, 0)
 
     @classmethod
     def of(cls, batch: Ragged) -> Layout:

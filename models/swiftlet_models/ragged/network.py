@@ -54,7 +54,7 @@ class Network:
 
     def __call__(self, at: Layout) -> Tensor:
         """Returns the outputs at the N positions in focus, (N, O)."""
-        state = State(at, self.kernels)
+        state = State(at, self.kernels.locate(at.ends, at.focus_ends, at.focus, at.sizes.tokens), self.kernels)
         for part, run in zip(self.plan, self._operations, strict=True):
             state.values[part.out] = run(state)
             for value in part.ended:

@@ -32,7 +32,7 @@ from swiftlet_models.program import (
 from swiftlet_models.ragged.attention import attend, attend_with_bias, attend_with_distances
 from swiftlet_models.ragged.feed_forward import FeedForward
 from swiftlet_models.ragged.in_torch import Kernels
-from swiftlet_models.ragged.layout import Layout
+from swiftlet_models.ragged.layout import Layout, Places
 from swiftlet_models.ragged.plan import AddAndNorm, Embeddings, NarrowLayer, Planned, Window
 from swiftlet_models.ragged.products import Linear, MakeProduct, in_floats
 
@@ -42,6 +42,7 @@ class State:
     """A batch on its way through a network."""
 
     at: Layout
+    places: Places
     kernels: Kernels
     values: dict[str, Tensor] = field(default_factory=dict)  # each (T, width), or (N, width) after the read
 
@@ -151,7 +152,7 @@ def _look_up(step: LookUp, parameters: Parameters) -> Operation:
     all_columns = parameters.widths[value]
 
     def run(state: State) -> Tensor:
-        rows = _rows(table, step.index, state.at)
+        rows = _rows(table, step.index, state)
         if width == all_columns and not step.adds:
             return rows
         out = state.values.get(value)
@@ -164,15 +165,16 @@ def _look_up(step: LookUp, parameters: Parameters) -> Operation:
     return run
 
 
-def _rows(table: Tensor, index: Index, at: Layout) -> Tensor:
+def _rows(table: Tensor, index: Index, state: State) -> Tensor:
+    at, places = state.at, state.places
     match index:
         case "position":
-            return table[at.positions]
+            return table[places.positions]
         case "token_type":
             return table[at.token_type_ids]
         case "next_word" | "previous_word":
             words = F.pad(table[at.input_ids], (0, 0, 0, 1))  # the last row is that of a neighbour that is not there
-            return words[at.after if index == "next_word" else at.before]
+            return words[places.after if index == "next_word" else places.before]
         case _:
             return table[at.input_ids]
 
@@ -235,9 +237,9 @@ def _rotate(step: Rotate, parameters: Parameters, *, in_focus: bool) -> Operatio
     table, value = parameters.vector(step.table), step.x.value
 
     def run(state: State) -> Tensor:
-        positions, place = state.at.positions, state[step.x]
+        positions, place = state.places.positions, state[step.x]
         if in_focus:
-            positions = positions[state.at.focus]
+            positions = positions[state.places.focus]
         place.copy_(rotate(place[None], table[positions], step.heads)[0])
         return state.values[value]
 
@@ -305,13 +307,13 @@ def _heads(step: Attend, state: State) -> tuple[Tensor, Tensor, Tensor]:
 
 def _read(step: Read) -> Operation:
     if step.how == "focus":
-        return lambda state: state.values[step.x][state.at.focus]
+        return lambda state: state.values[step.x][state.places.focus]
 
     def pool(state: State) -> Tensor:
         x, at = state.values[step.x], state.at
         # `unsafe` skips a check that would wait for the device.
         pooled = torch.segment_reduce(x.float(), step.how, offsets=at.ends.long(), unsafe=True)
-        return pooled[at.owner].to(x.dtype)
+        return pooled[state.places.owner].to(x.dtype)
 
     return pool
 
@@ -321,7 +323,7 @@ def _read(step: Read) -> Operation:
 
 def _window(fused: Window, parameters: Parameters) -> Operation:
     table = parameters.vector(fused.table)
-    return lambda state: state.kernels.window(table, state.at.input_ids, state.at.before, state.at.after)
+    return lambda state: state.kernels.window(table, state.at.input_ids, state.places.before, state.places.after)
 
 
 def _embeddings(fused: Embeddings, parameters: Parameters) -> Operation:
@@ -333,7 +335,7 @@ def _embeddings(fused: Embeddings, parameters: Parameters) -> Operation:
     def run(state: State) -> Tensor:
         x, ids = words(state)
         token_types = None if types is None else (state.at.token_type_ids, types)
-        return state.kernels.add_embeddings(x, ids, state.at.positions, positions, token_types, norm)
+        return state.kernels.add_embeddings(x, ids, state.places.positions, positions, token_types, norm)
 
     return run
 

@@ -7,11 +7,12 @@ for each token, as on the CPU, so that a token's result does not depend on its b
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Final
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from swiftlet_models.architectures.layers import ACTIVATIONS
 from swiftlet_models.folded import Product
@@ -29,10 +30,10 @@ read and write the widest activations of a layer again.
 """
 
 LEAST_ROWS: Final = 32  # cuBLAS multiplies int8 matrices with more than 16 rows
-MULTIPLE: Final = 8  # and widths that are multiples of this
-LARGEST: Final = 127
+HOPPER: Final = (9, 0)  # capability of the first GPUs whose copy engine reads descriptors
+MULTIPLE: Final = 16  # widths that GPUs multiply in 8 bits: in FP8, those since Ada
 FP8: Final = torch.float8_e4m3fn
-FP8_MULTIPLE: Final = 16  # widths that a GPU multiplies in FP8: those since Ada
+LARGEST: Final = {torch.int8: 127.0, FP8: torch.finfo(FP8).max}
 
 
 def in_floats(product: Product, device: torch.device, dtype: torch.dtype, activation: str | None = None) -> Linear:
@@ -49,42 +50,67 @@ def in_floats(product: Product, device: torch.device, dtype: torch.dtype, activa
 
 def in_int8(product: Product, device: torch.device, dtype: torch.dtype, activation: str | None = None) -> Linear:
     """Multiplies in int8 and adds in int32. Products whose widths the device does not support stay in floats."""
-    if any(width % MULTIPLE for width in product.weight.shape):
-        return in_floats(product, device, dtype, activation)
-    floats = torch.tensor(product.weight).float()
-    scale = floats.abs().amax(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny) / LARGEST  # (N, 1)
-    weight = (floats / scale).round_().to(torch.int8).to(device).t()  # (K, N), as cuBLAS reads it
-    activate = ACTIVATIONS[activation] if activation else nn.Identity()
-    scales, bias = scale[:, 0].to(device), torch.tensor(product.bias).to(device, torch.float32)
-
-    def multiply(x: Tensor) -> Tensor:
-        rows, wide = len(x), x.float()
-        step = wide.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / LARGEST  # (T, 1)
-        small = (wide / step).round().to(torch.int8)
-        if rows < LEAST_ROWS:
-            small = F.pad(small, (0, 0, 0, LEAST_ROWS - rows))
-        sums = torch._int_mm(small, weight)[:rows]  # the only int8 product that torch has
-        return activate(sums * step * scales + bias).to(dtype)
-
-    return multiply
+    return _in_8_bits(product, device, dtype, activation, torch.int8)
 
 
 def in_fp8(product: Product, device: torch.device, dtype: torch.dtype, activation: str | None = None) -> Linear:
     """Multiplies in FP8 and adds in fp32. Products whose widths the device does not support stay in floats."""
-    if any(width % FP8_MULTIPLE for width in product.weight.shape):
+    return _in_8_bits(product, device, dtype, activation, FP8)
+
+
+def _in_8_bits(
+    product: Product, device: torch.device, dtype: torch.dtype, activation: str | None, small: torch.dtype
+) -> Linear:
+    if any(width % MULTIPLE for width in product.weight.shape):
         return in_floats(product, device, dtype, activation)
-    floats = torch.tensor(product.weight).float()
-    tiny, largest = torch.finfo(torch.float32).tiny, torch.finfo(FP8).max
-    scales = floats.abs().amax(1, keepdim=True).clamp_(min=tiny) / largest  # (N, 1)
-    weight = (floats / scales).to(FP8).to(device).t()  # (K, N), as the device reads it
-    scales, bias = scales.t().contiguous().to(device), torch.tensor(product.bias).to(device, dtype)
-    activate = ACTIVATIONS[activation] if activation else nn.Identity()
+    weight, scales = (part.to(device) for part in quantise(torch.tensor(product.weight).float(), small, LARGEST[small]))
+    bias = torch.tensor(product.bias).to(device, torch.float32)
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= HOPPER and find_spec("triton"):
+        from swiftlet_models.ragged import scaled_kernels as kernels
 
-    def multiply(x: Tensor) -> Tensor:
-        wide = x.float()
-        step = wide.abs().amax(1, keepdim=True).clamp(min=tiny) / largest  # (T, 1)
-        small = (wide / step).to(FP8)
-        # torch has no public name for it.
-        return activate(torch._scaled_mm(small, weight, scale_a=step, scale_b=scales, out_dtype=dtype) + bias)
+        return lambda x: kernels.multiply(
+            *kernels.quantise(x, small, LARGEST[small]), weight, scales, bias, activation, dtype
+        )
+    return lambda x: multiply(*quantise(x, small, LARGEST[small]), weight, scales, bias, activation, dtype)
 
-    return multiply
+
+def quantise(x: Tensor, small: torch.dtype, largest: float) -> tuple[Tensor, Tensor]:
+    """Scales each row so that its largest number becomes `largest`, and rounds it.
+
+    Returns:
+        The rows in int8 or FP8, (T, K), and what to multiply each with for the numbers of x, (T,) in fp32.
+    """
+    wide = x.float()
+    step = wide.abs().amax(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny) / largest
+    scaled = wide / step
+    return (scaled.round_() if small == torch.int8 else scaled).to(small), step[:, 0]
+
+
+def multiply(
+    small: Tensor,
+    step: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    bias: Tensor,
+    activation: str | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Returns the activation of x W^T + b in a data type, (T, N).
+
+    Args:
+        small, step: x, as `quantise` returns it, (T, K) and (T,).
+        weight, scales: W likewise, (N, K) and (N,).
+        bias: (N,) in fp32.
+        activation: its name, if there is one.
+        dtype: of the result.
+    """
+    if small.dtype == torch.int8:
+        rows = len(small)
+        if rows < LEAST_ROWS:
+            small = F.pad(small, (0, 0, 0, LEAST_ROWS - rows))
+        sums = torch._int_mm(small, weight.t())[:rows]  # the only int8 product that torch has
+        y = sums * step[:, None] * scales
+    else:  # torch has no public name for it
+        y = torch._scaled_mm(small, weight.t(), scale_a=step[:, None], scale_b=scales[None, :], out_dtype=dtype).float()
+    y += bias
+    return (ACTIVATIONS[activation](y) if activation else y).to(dtype)

@@ -98,13 +98,16 @@ class StaticRunner:
         """
         self._network, self._device, self._longest = network, device, longest
         self._batches: dict[Sizes, StaticBatch] = {}
+        self.sizes: list[Sizes] = []
+        """The sizes of the static batches, smallest first."""
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
             torch.cuda.synchronize(device)  # the weights come on another stream
-        self._output = torch.empty(0, network.outputs, dtype=network.dtype, device=device)
+        # In the type of rows, which the copy in a graph converts to.
+        self._output = torch.empty(0, network.outputs, dtype=torch.float32, device=device)
         wanted = sorted(sizes, key=lambda bucket: (bucket.tokens, bucket.focus), reverse=True)
         with self.stream():
             self._make(wanted, max_bytes)
@@ -117,6 +120,7 @@ class StaticRunner:
             made = self._try(sizes)
             if made is not None and memory_taken(self._device) - before <= max_bytes:
                 self._batches[sizes], self._output = made
+                self.sizes.insert(0, sizes)
                 continue
             if made is not None:
                 log.info("%s has no static batch: it takes more than %d bytes", sizes, max_bytes)
@@ -140,17 +144,12 @@ class StaticRunner:
 
     def clear(self) -> None:
         """Gives up the static batches and their memory."""
-        self._batches = {}
+        self._batches, self.sizes = {}, []
         self._output = self._output[:0].clone()
 
     def stream(self) -> AbstractContextManager[object]:
         """Returns the context for calls and the work on their outputs: a CUDA stream of this runner."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
-
-    @property
-    def sizes(self) -> list[Sizes]:
-        """The sizes of the static batches."""
-        return list(self._batches)
 
     def run(self, batch: Ragged) -> Tensor | None:
         """Returns the outputs at the batch's positions (N, O), which hold until the next call; None if none fits."""

@@ -27,7 +27,8 @@ interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="there is a GPU, for which Triton compiles: see test_network.py"
 )
 LENGTHS = (9, 1, 24)
-FUSED = ("layer_norm", "add_embeddings", "window", "attend", "feed_forward")
+MULTIPLY = ("_attend", "_feed_forward", "_multiply")
+FUSED = ("locate", "layer_norm", "add_embeddings", "window", "attend", "feed_forward")
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -58,6 +59,20 @@ def test_networks_compute_the_same_with_triton(architecture, task, monkeypatch):
     assert (found.calls["attend"] > 0) == (architecture in ("albert", "mobilebert", "gpt2", "modernbert"))
     assert (found.calls["feed_forward"] > 0) == (found.calls["window"] > 0) == (architecture == "mobilebert")
     assert (found.calls["layer_norm"] > 0) == (architecture != "mobilebert" or task == "fill-mask")
+
+
+@interpreted
+@pytest.mark.parametrize("lengths", [(1,), (9, 0, 1, 130, 24, 0, 0), (1,) * 70])
+def test_places_of_tokens_and_of_positions_in_focus(lengths):
+    """Sequences in any number, empty ones, those with no position or several, and places beyond the last one."""
+    counts = [(i % 3) * (length > 0) for i, length in enumerate(lengths)]
+    focus = [i % length for length, count in zip(lengths, counts, strict=True) for i in range(count)]
+    ends, focus_ends = (torch.tensor([0, *sizes]).cumsum(0).to(torch.int32) for sizes in (lengths, counts))
+    args = ends, focus_ends, torch.tensor([*focus, 7, 7, 7], dtype=torch.int32), sum(lengths) + 5
+
+    for found, expected in zip(kernels.locate(*args), in_torch.locate(*args), strict=True):
+        assert found.dtype == expected.dtype
+        assert found.tolist() == expected.tolist()
 
 
 @interpreted
@@ -229,13 +244,15 @@ def test_kernels_compile_for_gpus(capability, shared_kib):
     )
     compiled = json.loads(result.stdout)
     assert {one["name"] for one in compiled} == {
+        "_locate",
         "_layer_norm",
         "_add_embeddings",
         "_window",
         "_attend",
         "_feed_forward",
+        *(("_quantise", "_multiply") if capability >= 90 else ()),
     }
     for one in compiled:
         assert one["shared"] <= shared_kib * 1024, one
         assert one["spilled"] == 0, one
-    assert all(one["multiplies_in_tensor_cores"] for one in compiled if one["name"] in ("_attend", "_feed_forward"))
+    assert all(one["multiplies_in_tensor_cores"] for one in compiled if one["name"] in MULTIPLY)

@@ -19,7 +19,7 @@ from swiftlet_models.encodings import Encoding
 from swiftlet_models.folded import Product
 from swiftlet_models.folding import fold
 from swiftlet_models.heads import build, weights_of
-from swiftlet_models.ragged import attention, static
+from swiftlet_models.ragged import attention, in_torch, static
 from swiftlet_models.ragged.attention import attend_by_sequence, attend_with_bias
 from swiftlet_models.ragged.buckets import buckets, token_counts
 from swiftlet_models.ragged.layout import Layout, Sizes
@@ -185,15 +185,19 @@ def test_layout_finds_the_neighbours_and_owners_of_tokens(lengths, more_tokens, 
     sizes = Sizes(total + more_tokens, len(lengths) + more_rows, len(batch.focus) + more_tokens)
     at = Layout(torch.full((sizes.numbers,), 10**6, dtype=torch.int32), sizes, 512)
     at.write(batch)
+    places = in_torch.locate(at.ends, at.focus_ends, at.focus, sizes.tokens)
 
     flat = [(b, s) for b, length in enumerate(lengths) for s in range(length)]
     for token, (b, s) in enumerate(flat):
-        assert int(at.positions[token]) == s
-        assert int(at.before[token]) == (token - 1 if s else sizes.tokens)
-        assert int(at.after[token]) == (token + 1 if s + 1 < lengths[b] else sizes.tokens)
+        assert int(places.positions[token]) == s
+        assert int(places.before[token]) == (token - 1 if s else sizes.tokens)
+        assert int(places.after[token]) == (token + 1 if s + 1 < lengths[b] else sizes.tokens)
     assert at.ends.tolist() == batch.offsets.tolist() + [total] * more_rows
-    owners = [flat[token][0] for token in at.focus[: len(batch.focus)].tolist()]
-    assert owners == at.owner[: len(batch.focus)].tolist()
+    read = len(batch.focus)
+    found = [flat[token] for token in places.focus[:read].tolist()]
+    assert found == list(zip(places.owner[:read].tolist(), batch.focus.tolist(), strict=True))
+    for part in places.positions[total:], places.focus[read:], places.owner[read:]:
+        assert not part.any()
     assert int(at.buffer.max()) < VOCABULARY  # nothing is left as it was
 
 
