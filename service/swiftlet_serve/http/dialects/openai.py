@@ -15,7 +15,7 @@ from pydantic_core import to_json
 
 from swiftlet_serve.http.dialect_parts import model_pages, openai_format
 from swiftlet_serve.http.dialect_parts.dialect import Operation, translation
-from swiftlet_serve.http.dialect_parts.openai_format import TRUNCATION, TruncatingRequest, Usage
+from swiftlet_serve.http.dialect_parts.openai_format import LIMIT, TRUNCATION, TruncatingRequest, Usage
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation, dump
 from swiftlet_serve.http.gate.request import Request
@@ -26,7 +26,7 @@ from swiftlet_serve.tasks._vectors import Format
 from swiftlet_serve.tasks.embed import MAX_ITEMS, Inputs, TokenIdsRequest, has_ids
 from swiftlet_serve.telemetry.request_record import RequestRecord
 
-WORDING: Final = Wording(renamed({"/inputs": "/input", "/parameters": ""}), TRUNCATION)
+WORDING: Final = Wording(renamed(LIMIT | {"/inputs": "/input", "/parameters": ""}), TRUNCATION)
 
 
 class EmbeddingsRequest(TruncatingRequest):
@@ -66,11 +66,11 @@ def embeddings(runtime: Runtime, request: Request) -> Translation:
         "normalize": body.encoding_format.endswith("int8") or None,  # which needs it; OpenAI has no such field
         "dimensions": body.dimensions,
         "output": "dense",
-        "truncation": body.truncates(pipeline.model.manifest.max_tokens, default=False),
+        "truncation": body.truncates(default=False),
     }
     fields = {"inputs": body.input, "parameters": parameters}
     model = TokenIdsRequest if has_ids(body.input) else pipeline.model.task.Request
-    return translation(pipeline, fields, partial(_render, pipeline), WORDING, model=model)
+    return translation(pipeline, fields, partial(_render, pipeline), WORDING, model=model, cut=body.cut())
 
 
 def _render(pipeline: Pipeline, answer: Any, record: RequestRecord) -> TaskResponse:

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from swiftlet_serve.http.dialect_parts import openai_format
 from swiftlet_serve.http.dialect_parts.dialect import Operation, translation
-from swiftlet_serve.http.dialect_parts.openai_format import TRUNCATION, TruncatingRequest, Usage
+from swiftlet_serve.http.dialect_parts.openai_format import LIMIT, TRUNCATION, TruncatingRequest, Usage
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation
 from swiftlet_serve.http.gate.request import Request
@@ -20,7 +20,7 @@ from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.tasks._requests import Texts
 from swiftlet_serve.telemetry.request_record import RequestRecord
 
-WORDING: Final = Wording(renamed({"/inputs": "/input", "/parameters": ""}), TRUNCATION)
+WORDING: Final = Wording(renamed(LIMIT | {"/inputs": "/input", "/parameters": ""}), TRUNCATION)
 
 
 class ClassifyRequest(TruncatingRequest):
@@ -54,9 +54,8 @@ def classify(runtime: Runtime, request: Request) -> Translation:
     """Translates a classification request."""
     body = bodies.parse(ClassifyRequest, request.body)
     pipeline = runtime.catalog.pipeline("classify", body.model, request.version)
-    truncates = body.truncates(pipeline.model.manifest.max_tokens, default=True)
-    fields = {"inputs": body.input, "parameters": {"truncation": truncates}}
-    return translation(pipeline, fields, partial(_render, pipeline), WORDING)
+    fields = {"inputs": body.input, "parameters": {"truncation": body.truncates(default=True)}}
+    return translation(pipeline, fields, partial(_render, pipeline), WORDING, cut=body.cut())
 
 
 def _render(pipeline: Pipeline, answer: Any, record: RequestRecord) -> TaskResponse:
