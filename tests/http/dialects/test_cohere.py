@@ -45,6 +45,19 @@ def test_top_n_may_exceed_the_documents(search_client):
     assert len(search_client.post("/v2/rerank", json=body).json()["results"]) == 3
 
 
+def test_clients_of_vllm_and_infinity_choose_the_number_and_the_form_of_scores(search_client, own):
+    body = {"query": QUERY, "documents": DOCUMENTS}
+    raw = {"inputs": {"query": QUERY, "texts": DOCUMENTS}, "parameters": {"raw_scores": True}}
+    expected = [one["score"] for one in search_client.post("/rerank", json=raw).json()]
+    assert expected != [one["score"] for one in own]
+
+    def scores(**more):
+        return [one["relevance_score"] for one in search_client.post("/rerank", json=body | more).json()["results"]]
+
+    assert scores(top_n=0) == scores(use_activation=True, instruction=SECRET) == [one["score"] for one in own]
+    assert scores(use_activation=False) == scores(raw_scores=True) == expected
+
+
 def test_blank_documents_are_named_and_the_others_ranked(search_client, own):
     documents = [" ", *DOCUMENTS[:1], "", *DOCUMENTS[1:]]
     places = [1, 3, 4]  # of the documents that are not blank
@@ -68,7 +81,7 @@ def test_blank_documents_are_named_and_the_others_ranked(search_client, own):
         ({"documents": SECRET}, 422, "validation_failed"),
         ({"query": " "}, 422, "empty_input"),
         ({"query": None}, 422, "validation_failed"),
-        ({"top_n": 0}, 422, "validation_failed"),
+        ({"top_n": -1}, 422, "validation_failed"),
         ({"max_tokens_per_doc": -1}, 422, "validation_failed"),
         ({"truncate_prompt_tokens": 4}, 422, "validation_failed"),
         ({"rank_fields": [SECRET]}, 422, "validation_failed"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
@@ -30,22 +30,28 @@ LIMIT: Final = {"/parameters/tokens": "/truncate_prompt_tokens"}  # the limit's 
 
 
 class TruncatingRequest(ForeignBody):
-    """The fields of a request that choose whether long texts are truncated, and how. Those of vLLM count for all."""
+    """The fields of a request that choose whether long texts are truncated, and how.
+
+    vLLM, Voyage (`truncation`), and Cohere, NVIDIA and Jina (`truncate`) have one each. The first that is there counts.
+    """
 
     truncation: bool | None = None
+    truncate: bool | Literal["NONE", "START", "END"] | None = None
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1)
     truncation_side: Side | None = None
 
     def truncates(self, *, default: bool) -> bool:
         """Returns whether long texts are cut."""
-        if self.truncate_prompt_tokens is None:
-            return default if self.truncation is None else self.truncation
-        return True
+        if self.truncate_prompt_tokens is not None:
+            return True
+        if self.truncation is not None:
+            return self.truncation
+        return default if self.truncate is None else self.truncate not in (False, "NONE")
 
     def cut(self) -> Cut:
         """Returns how they are cut."""
-        tokens = self.truncate_prompt_tokens
-        return Cut(None if tokens == -1 else tokens, self.truncation_side)
+        tokens, side = self.truncate_prompt_tokens, self.truncation_side
+        return Cut(None if tokens == -1 else tokens, "left" if self.truncate == "START" else side)
 
 
 class Usage(BaseModel):

@@ -5,7 +5,7 @@ Vectors come in each of the `embedding_types` that a request names. `input_type`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, Literal
 
@@ -13,11 +13,11 @@ import numpy as np
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
-from swiftlet_models.artifact import Side
 from swiftlet_serve.errors import SwiftletError, invalid_value
 from swiftlet_serve.http import problem_details
 from swiftlet_serve.http.dialect_parts.dialect import ForeignBody, Operation, translation
 from swiftlet_serve.http.dialect_parts.openai_format import LIMIT, TruncatingRequest
+from swiftlet_serve.http.dialect_parts.prompts import prompt_name
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation
 from swiftlet_serve.http.gate.request import Request
@@ -26,7 +26,7 @@ from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.tasks import _vectors
 from swiftlet_serve.tasks._requests import MAX_INPUTS, Cut, empty_input
-from swiftlet_serve.tasks.rerank import MAX_TEXTS, QUERY_PROMPTS, TEXT_PROMPTS
+from swiftlet_serve.tasks.rerank import MAX_TEXTS
 from swiftlet_serve.telemetry.request_record import RequestRecord
 
 WORDING: Final = Wording(
@@ -49,9 +49,6 @@ EMBED_WORDING: Final = Wording(
 )
 
 MAX_NAMED: Final = 10  # texts in a warning
-PROMPTS: Final[Mapping[str | None, Sequence[str]]] = {"search_query": QUERY_PROMPTS, "search_document": TEXT_PROMPTS}
-"""The names that the prompt for an `input_type` may have, beside its own."""
-
 Truncate = Literal["NONE", "START", "END"]
 
 
@@ -69,18 +66,19 @@ class RerankRequest(TruncatingRequest):
     model: str | None = None
     query: str
     documents: list[str | Document] = Field(min_length=1, max_length=MAX_TEXTS)
-    top_n: int | None = Field(default=None, ge=1)
+    top_n: int | None = Field(default=None, ge=0)
     return_documents: bool = False
+    raw_scores: bool = False
+    use_activation: bool | None = None
+    instruction: str | None = None
     max_tokens_per_doc: int | None = Field(default=None, ge=0)
     max_tokens_per_query: int | None = Field(default=None, ge=0)
-    truncate: Truncate | None = None
     rank_fields: list[str] | None = None
 
     def cut(self) -> Cut:
         """Returns how long texts are cut. 0 tokens of a text are no limit, as for vLLM."""
-        side: Side | None = "left" if self.truncate == "START" else self.truncation_side
-        limits = self.max_tokens_per_query or None, self.max_tokens_per_doc or None
-        return Cut(super().cut().tokens, side, *limits)
+        whole = super().cut()
+        return Cut(whole.tokens, whole.side, self.max_tokens_per_query or None, self.max_tokens_per_doc or None)
 
 
 class EmbedRequest(ForeignBody):
@@ -140,9 +138,13 @@ def rerank(runtime: Runtime, request: Request, *, version: str) -> Translation:
     texts = [documents[i] for i in chosen]
     parameters: dict[str, Any] = {
         "return_documents": body.return_documents,
-        "truncation": body.truncates(default=body.truncate != "NONE"),
+        "truncation": body.truncates(default=True),
+        "raw_scores": body.raw_scores or body.use_activation is False,
     }
-    if body.top_n is not None:
+    prompt = pipeline.model.manifest.reading.pair_prompt
+    if body.instruction and prompt is not None and "instruction" in prompt.before[1::2]:  # others read none, as in vLLM
+        parameters["instruction"] = body.instruction
+    if body.top_n:  # 0 means all, as in vLLM
         parameters["top_n"] = min(body.top_n, max(1, len(texts)))  # Cohere's clients may ask for more than there are
     fields = {"inputs": {"query": body.query, "texts": texts}, "parameters": parameters}
     blank = sorted(set(range(len(documents))).difference(chosen))
@@ -163,12 +165,10 @@ def embed(runtime: Runtime, request: Request, *, version: str) -> Translation:
         if error := _vectors.refusal(kind, body.output_dimension or manifest.width, normalized=True):
             EMBED_WORDING.apply(error)
             raise error
-    prompts = manifest.embedding.prompts if manifest.embedding is not None else {}
-    names = [*PROMPTS.get(body.input_type, ()), body.input_type]
     parameters = {
         "normalize": True,  # as Cohere's vectors are
         "dimensions": body.output_dimension,
-        "prompt_name": next((name for name in names if name in prompts), None),
+        "prompt_name": prompt_name(manifest, body.input_type),
         "truncation": body.truncate != "NONE",
         "encoding_format": types[0] if len(types) == 1 else "base64",
     }

@@ -28,6 +28,7 @@ class ClassifyRequest(TruncatingRequest):
 
     model: str | None = None
     input: str | Texts
+    use_activation: bool | None = None
 
 
 class Classification(BaseModel):
@@ -54,7 +55,9 @@ def classify(runtime: Runtime, request: Request) -> Translation:
     """Translates a classification request."""
     body = bodies.parse(ClassifyRequest, request.body)
     pipeline = runtime.catalog.pipeline("classify", body.model, request.version)
-    fields = {"inputs": body.input, "parameters": {"truncation": body.truncates(default=True)}}
+    function = "none" if body.use_activation is False else None
+    parameters = {"truncation": body.truncates(default=True), "function_to_apply": function}
+    fields = {"inputs": body.input, "parameters": parameters}
     return translation(pipeline, fields, partial(_render, pipeline), WORDING, cut=body.cut())
 
 
