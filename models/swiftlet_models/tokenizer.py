@@ -194,21 +194,21 @@ class Tokenizer:
         Raises:
             TextTooLong: a text exceeds the limit and `truncate` is false.
         """
-        encoded = iter(self._ids([part for text in texts for part in _listed(text)], mask=mask))
-        start = self._ids([prefix], mask=False)[0] if prefix and (parts or self._from_left) else _array([])
+        encoded = iter(
+            self._ids([p for text in texts for p in ((text,) if isinstance(text, str) else text)], mask=mask)
+        )
+        start = self._ids([prefix], mask=False)[0] if prefix and (parts or self._from_left) else None
         encodings = []
         for index, text in enumerate(in_turns(texts)):
-            ids = [next(encoded) for _ in _listed(text)]
-            specials, whole = self._templates[len(ids) == 2].special_count, sum(map(len, ids))
-            kept = _common(start, ids[0]) if len(start) else 0
-            if parts is not None:
-                pairs = zip(ids, parts, strict=True)
-                ids = [part if most is None else self._cut(part, kept + most, kept) for part, most in pairs]
-            if sum(map(len, ids)) > max_tokens - specials:
-                ids = self._truncate(ids, max_tokens - specials, kept)
-            left_out = whole - sum(map(len, ids))
-            if left_out and not truncate:
-                raise TextTooLong(index, whole + specials)
+            ids = [next(encoded)] if isinstance(text, str) else [next(encoded), next(encoded)]
+            limit = max_tokens - self._templates[len(ids) == 2].special_count
+            whole, left_out = sum(map(len, ids)), 0
+            if whole > limit or parts is not None:
+                kept = 0 if start is None else _common(start, ids[0])
+                ids = self._truncate(ids, limit, parts or [None] * len(ids), kept)
+                left_out = whole - sum(map(len, ids))
+                if left_out and not truncate:
+                    raise TextTooLong(index, whole + max_tokens - limit)
             encodings.append(self._encoding(ids, index, left_out, mask=mask))
         return encodings
 
@@ -277,7 +277,7 @@ class Tokenizer:
             TextTooLong: what each window repeats leaves less than an eighth of `max_tokens` to the text.
             TooManyWindows: there are more than `most` sequences.
         """
-        parts = [*map(_listed, texts)]
+        parts = [(text,) if isinstance(text, str) else text for text in texts]
         encoded = iter(self._ids([part for pair in parts for part in pair], mask=False))
         start = self._ids([prefix], mask=False)[0] if prefix else _array([])
         encodings: list[Encoding] = []
@@ -473,10 +473,12 @@ class Tokenizer:
         end = ids[len(ids) - length + kept :]
         return np.concatenate([ids[:kept], end]) if kept else end
 
-    def _truncate(self, ids: Sequence[Ids], limit: int, kept: int) -> list[Ids]:
-        """Cuts the ids of a text, which keeps the first ones, or of a pair of texts to `limit` tokens."""
-        lengths = (limit,) if len(ids) == 1 else pair_lengths(len(ids[0]), len(ids[1]), limit)
-        return [self._cut(part, length, kept) for part, length in zip(ids, lengths, strict=True)]
+    def _truncate(self, ids: Sequence[Ids], limit: int, parts: Sequence[int | None], kept: int) -> list[Ids]:
+        """Cuts the ids of a text, which keeps the first ones, or of a pair to their own limits and the common one."""
+        pairs = zip(ids, parts, strict=True)
+        own = [part if most is None else self._cut(part, kept + most, kept) for part, most in pairs]
+        lengths = (limit,) if len(own) == 1 else pair_lengths(len(own[0]), len(own[1]), limit)
+        return [self._cut(part, length, kept) for part, length in zip(own, lengths, strict=True)]
 
     def _first_known(self, *tokens: str) -> str | None:
         """Returns the first of these tokens that is special, or else that the vocabulary has.
@@ -559,10 +561,6 @@ def _own_tokens(rows: Rows, max_tokens: int | None, *, from_left: bool) -> Token
     kept = rows[left_out:] if from_left else rows[: len(rows) - left_out]
     columns = np.array(kept.T, np.int64, order="C")
     return TokenizedText(columns[0], columns[1:3].T, columns[3], left_out)
-
-
-def _listed(text: Text) -> tuple[str, ...]:
-    return (text,) if isinstance(text, str) else text
 
 
 def _common(some: Ids, others: Ids) -> int:

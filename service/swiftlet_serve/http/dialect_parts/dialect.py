@@ -115,5 +115,5 @@ def translation(
         wording.apply(error)
         raise
     if cut is not None:
-        request.cutting(cut)
+        request = request.cutting(cut)
     return Translation(pipeline, request, render, timeout_s, wording)
