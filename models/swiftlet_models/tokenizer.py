@@ -30,9 +30,18 @@ import tokenizers
 
 from swiftlet_models import tokenizer_json, tokenizer_safety
 from swiftlet_models.added_tokens import TokenizerError
-from swiftlet_models.artifact import Reading
+from swiftlet_models.artifact import Reading, Side
 from swiftlet_models.checkpoint_tokenizer import library_calls, read_directory, read_limits, reads_types
-from swiftlet_models.encodings import Chunk, Encoding, Ids, Text, TextTooLong, TokenizedText, TooManyWindows, Window
+from swiftlet_models.encodings import (
+    Chunk,
+    Encoding,
+    Ids,
+    Text,
+    TextTooLong,
+    TokenizedText,
+    TooManyWindows,
+    Window,
+)
 from swiftlet_models.piece_texts import PieceTexts
 from swiftlet_models.sequence_template import SequenceTemplate, Slot
 from swiftlet_models.token_ranges import first_length, mirrored, pair_lengths, window_ranges
@@ -154,31 +163,52 @@ class Tokenizer:
         framed._from_left = False
         return framed
 
+    def cutting(self, side: Side | None) -> Tokenizer:
+        """Returns the same tokenizer, which cuts long texts on this side. None: on its own."""
+        if side is None or self._from_left == (side == "left"):
+            return self
+        cutting = copy.copy(self)
+        cutting._from_left = side == "left"
+        return cutting
+
     def save(self, path: Path) -> None:
         """Writes a `tokenizer.json`. `load` restores the same tokenizer from it."""
         path.write_text(json.dumps(self._document, ensure_ascii=False, separators=(",", ":")), "utf-8")
 
     def encode(
-        self, texts: Sequence[Text], max_tokens: int, *, truncate: bool = True, mask: bool = False
+        self,
+        texts: Sequence[Text],
+        max_tokens: int,
+        *,
+        truncate: bool = True,
+        mask: bool = False,
+        parts: Sequence[int | None] | None = None,
+        prefix: str = "",
     ) -> list[Encoding]:
         """Encodes each text or pair as one sequence of at most `max_tokens` tokens, special tokens included.
 
         The head reads the first token. With `mask`, mask tokens are recognised and the head reads their positions.
+        `prefix` begins every single text, and stays if the text is cut on the left. `parts` are the limits of a text
+        without its prefix, or of the texts of a pair, without special tokens: they are cut to these first.
 
         Raises:
             TextTooLong: a text exceeds the limit and `truncate` is false.
         """
-        parts = [part for text in texts for part in ((text,) if isinstance(text, str) else text)]
-        encoded = iter(self._ids(parts, mask=mask))
+        encoded = iter(
+            self._ids([p for text in texts for p in ((text,) if isinstance(text, str) else text)], mask=mask)
+        )
+        start = self._ids([prefix], mask=False)[0] if prefix and (parts or self._from_left) else None
         encodings = []
         for index, text in enumerate(in_turns(texts)):
             ids = [next(encoded)] if isinstance(text, str) else [next(encoded), next(encoded)]
             limit = max_tokens - self._templates[len(ids) == 2].special_count
-            left_out = max(0, sum(map(len, ids)) - limit)
-            if left_out:
-                if not truncate:
-                    raise TextTooLong(index, max_tokens + left_out)
-                ids = self._truncate(ids, limit)
+            whole, left_out = sum(map(len, ids)), 0
+            if whole > limit or parts is not None:
+                kept = 0 if start is None else _common(start, ids[0])
+                ids = self._truncate(ids, limit, parts or [None] * len(ids), kept)
+                left_out = whole - sum(map(len, ids))
+                if left_out and not truncate:
+                    raise TextTooLong(index, whole + max_tokens - limit)
             encodings.append(self._encoding(ids, index, left_out, mask=mask))
         return encodings
 
@@ -436,13 +466,19 @@ class Tokenizer:
         ranges = window_ranges(length, size, stride)
         return mirrored(ranges, length) if self._from_left else ranges
 
-    def _cut(self, ids: Ids, length: int) -> Ids:
-        return ids[len(ids) - length :] if self._from_left else ids[:length]
+    def _cut(self, ids: Ids, length: int, kept: int = 0) -> Ids:
+        """Returns at most `length` of the ids of a text. The first ones to be `kept` are among them on either side."""
+        if len(ids) <= length or not self._from_left:
+            return ids[:length]
+        end = ids[len(ids) - length + kept :]
+        return np.concatenate([ids[:kept], end]) if kept else end
 
-    def _truncate(self, ids: Sequence[Ids], limit: int) -> list[Ids]:
-        """Cuts the ids of a text, or of a pair of texts, to `limit` tokens."""
-        lengths = (limit,) if len(ids) == 1 else pair_lengths(len(ids[0]), len(ids[1]), limit)
-        return [self._cut(part, length) for part, length in zip(ids, lengths, strict=True)]
+    def _truncate(self, ids: Sequence[Ids], limit: int, parts: Sequence[int | None], kept: int) -> list[Ids]:
+        """Cuts the ids of a text, which keeps the first ones, or of a pair to their own limits and the common one."""
+        pairs = zip(ids, parts, strict=True)
+        own = [part if most is None else self._cut(part, kept + most, kept) for part, most in pairs]
+        lengths = (limit,) if len(own) == 1 else pair_lengths(len(own[0]), len(own[1]), limit)
+        return [self._cut(part, length, kept) for part, length in zip(own, lengths, strict=True)]
 
     def _first_known(self, *tokens: str) -> str | None:
         """Returns the first of these tokens that is special, or else that the vocabulary has.

@@ -15,7 +15,9 @@ import math
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
+
+INVALID_VALUES: Final = "The body has invalid values. The list of errors names each place and the rule that it breaks."
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import lzma
 import shutil
 import threading
 import zlib
-from itertools import islice, pairwise
+from itertools import islice, pairwise, permutations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -259,6 +259,50 @@ def test_cut_texts_have_the_tokens_that_transformers_keeps(
     (found,) = tokenizer.encode_product([text], [question], 16)
     assert found.input_ids.tolist() == expected
     assert found.left_out == len(whole) - len(expected)
+
+
+WRITTEN = [
+    "서울의 봄은 짧고, 꿀벌은 춤으로 말한다.",
+    "👩‍👩‍👧‍👦 two films 🎬🇰🇷 👍🏽!?",
+    "e\u0301te\u0301 nai\u0308ve क्षि ด้วย",
+    "no",
+]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", first(READERS, "bpe", "spiece", "vocab"))
+def test_texts_are_cut_on_either_side_as_the_tokenizers_library_cuts_them(
+    readers: dict[str, tuple[Tokenizer, Any]], name: str, side: Any
+) -> None:
+    tokenizer, library = readers[name][0], readers[name][1].backend_tokenizer
+    cutting = tokenizer.cutting(side)
+    for texts in [*((text,) for text in WRITTEN), *permutations(WRITTEN, 2)]:
+        read: Any = texts if len(texts) == 2 else texts[0]
+        library.no_truncation()
+        whole = library.encode(*texts).ids
+        for limit in range(library.num_special_tokens_to_add(len(texts) == 2) + 1, len(whole) + 2):
+            library.enable_truncation(limit, direction=side)
+            (found,) = cutting.encode([read], limit)
+            assert found.input_ids.tolist() == library.encode(*texts).ids
+            assert found.left_out == max(0, len(whole) - limit)
+        if len(texts) == 2:  # a limit of the second text alone, which is cut as if the limit of both were lower
+            (query,), (document,) = tokenizer.ids(texts[:1]), tokenizer.ids(texts[1:])
+            for count in range(1, len(document) + 2):
+                limit = len(whole) - max(0, len(document) - count)
+                library.enable_truncation(limit, strategy="only_second", direction=side)
+                (found,) = cutting.encode([read], 999, parts=(None, count))
+                assert found.input_ids.tolist() == library.encode(*texts).ids
+            (found,) = cutting.encode([read], 999, parts=(1, 1))
+            assert found.left_out == len(query) + len(document) - 2
+    library.no_truncation()
+
+
+def test_prefix_stays_if_a_text_is_cut_on_the_left(tokenizer: Tokenizer) -> None:
+    start, text = "find this: ", "서울의 봄은 짧다 and a film"
+    (prefix,), (whole,) = tokenizer.ids([start]), tokenizer.ids([start + text])
+    (found,) = tokenizer.cutting("left").encode([start + text], len(prefix) + 5, prefix=start)
+    assert found.input_ids[1:-1].tolist() == [*prefix, *whole[-3:]]
+    assert found.left_out == len(whole) - len(prefix) - 3
 
 
 @pytest.mark.parametrize("name", first(READERS, "bpe-space", "spiece"))

@@ -192,7 +192,7 @@ def test_zero_shot_reads_each_label_with_each_window(tokenizer: Tokenizer, indep
 def test_errors_tell_how_long_a_text_is_and_how_many_windows_there_may_be(tokenizer: Tokenizer) -> None:
     task = classify.create(tokenizer, manifest("classify", 3, LABELS, "single_label"))
     (whole,) = tokenizer.encode([LONG], 100_000)
-    with pytest.raises(Unprocessable, match=f"has {len(whole.input_ids)} tokens, and the model reads {MAX_TOKENS}"):
+    with pytest.raises(Unprocessable, match=f"has {len(whole.input_ids)} tokens, and {MAX_TOKENS} at most are read"):
         encode(task, ["a", LONG], truncation=False)
     assert rejection(task, ["a " * 300] * 600, truncation="window") == ("input_too_long", "/inputs", MAX_INPUTS)
     pair = {"text": LONG, "text_pair": "a " * (MAX_TOKENS // 4)}

@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from swiftlet_serve.errors import FieldError, SwiftletError
+from swiftlet_serve.errors import INVALID_VALUES, FieldError, SwiftletError
 from swiftlet_serve.tasks._requests import TRUNCATION
-
-INVALID_VALUES: Final = "The body has invalid values. The list of errors names each place and the rule that it breaks."
 
 TYPES: Final[Mapping[str, str]] = {
     "string_type": "a text",
@@ -33,6 +31,7 @@ RULES: Final[Mapping[str, str]] = {
     "string_too_short": "{place} has too few characters. Send at least {limit}.",
     "greater_than_equal": "{place} must be at least {limit}.",
     "less_than_equal": "{place} must be at most {limit}.",
+    "no_token_left": "{place} must be at least {limit}: fewer tokens leave nothing of a text beside the model's own.",
     "extra_forbidden": "{place} has a field that is not allowed. /openapi.json lists its fields.",
     "literal_error": "{place} is none of the values that /openapi.json lists for it.",
 }

@@ -172,6 +172,7 @@ class Pipeline:
         priority: Priority = "interactive",
         record: RequestRecord | None = None,
         together: Together | None = None,
+        max_bytes: int | None = None,
     ) -> Any:
         """Returns the response to a request of this model's task, as values for `json_text.write`.
 
@@ -181,10 +182,12 @@ class Pipeline:
             priority: the priority of its sequences.
             record: its record, which is marked as accepted and counted once the request is admitted.
             together: makes requests that are encoded wait for each other, so that those of one trunk share its work.
+            max_bytes: the size beyond which a response that holds the whole answer is refused, if its texts tell so.
 
         Raises:
             DeadlineExceeded: the deadline has passed.
             Unavailable: the request is not admitted.
+            Unprocessable: the response would be too large.
             SwiftletError: the task or the engine failed.
         """
         lengths: list[int] = []  # of the sequences, once they are encoded
@@ -199,6 +202,9 @@ class Pipeline:
                     sequences = [sequence for input_ in inputs for sequence in input_.encodings]
                     lengths += [len(sequence.input_ids) for sequence in sequences if not sequence.looked_up]
                     check_size(self.model.task, sequences, self._settings.max_queued_tokens)
+                    if max_bytes is not None and (least := getattr(self.model.task, "least_encoded_bytes", None)):
+                        known = sum([least(each.request, each.encodings) for each in inputs])
+                        check_response_size(known, max_bytes)
                     check_duration(lengths, self._scheduler.minimum_s, self._longest_s)
                     if len(lengths) > MAX_SEQUENCES:  # checking them takes milliseconds, and so does queueing them
                         await asyncio.sleep(0)
@@ -311,6 +317,18 @@ def check_size(task: Task[Any, Any], sequences: Sequence[Encoding], max_tokens: 
             fault = FieldError("/inputs", "input_too_long", limit)
             detail = f"The inputs have more than {limit} {unit} in total. Send fewer or shorter inputs."
             raise Unprocessable("input_too_long", detail, field_errors=[fault])
+
+
+def check_response_size(size: int, max_bytes: int) -> None:
+    """Limits the size of a response: a small request cannot cause a large one.
+
+    Raises:
+        Unprocessable: the response is larger than `max_bytes`.
+    """
+    if size > max_bytes:
+        detail = f"The response would be larger than {max_bytes} bytes. Lower top_k or send fewer inputs."
+        error = FieldError("", "answer_too_large", max_bytes)
+        raise Unprocessable("answer_too_large", detail, field_errors=[error])
 
 
 def check_duration(lengths: Sequence[int], minimum_s: Callable[[Sequence[int]], float], longest_s: float) -> None:

@@ -49,6 +49,7 @@ class TokenizerPipeline(Pipeline):
         priority: Priority = "interactive",  # noqa: ARG002  # the threads have no order
         record: RequestRecord | None = None,
         together: Together | None = None,  # noqa: ARG002  # there is no engine to share
+        max_bytes: int | None = None,  # noqa: ARG002  # nor one to save
     ) -> bytes:
         """Returns the body of the response to a request, with the arguments of `Pipeline.answer`.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
+from swiftlet_models.artifact import Side
 from swiftlet_models.turns import in_turns
 from swiftlet_serve.errors import FieldError, SwiftletError, Unprocessable
 from swiftlet_serve.types.body_model import BodyModel
@@ -74,6 +75,23 @@ class Options(Strict):
     ] = None
 
 
+class Cut(NamedTuple):
+    """How a client of another protocol wants its long texts cut."""
+
+    tokens: int | None = None
+    """That are left of a sequence, special tokens included. None, or more than the model reads: as the model does."""
+    side: Side | None = None
+    """That is cut. None: the model's."""
+    query_tokens: int | None = None
+    """That are left of the query of a ranking, without special tokens. None: no limit."""
+    document_tokens: int | None = None
+    """That are left of each text to rank, without special tokens. None: no limit."""
+
+    def most(self, max_tokens: int) -> int:
+        """Returns the limit of a sequence, given the model's."""
+        return max_tokens if self.tokens is None else min(self.tokens, max_tokens)
+
+
 class Request(Strict):
     """The fields that the requests of all tasks share."""
 
@@ -95,6 +113,15 @@ class Request(Strict):
             description="If true, the response is an object: the answer, and details of how much of the texts was read."
         ),
     ] = False
+
+    cut: ClassVar[Cut] = Cut()
+    """How long texts are cut, if they are. It is no field, because only other protocols have it."""
+
+    def cutting(self, cut: Cut) -> Self:
+        """Returns a copy that cuts long texts in this way."""
+        copy = self.model_copy()
+        copy.__dict__["cut"] = cut  # which copies of it keep. A private attribute takes several times as long to read
+        return copy
 
 
 class TextsRequest(Request):
@@ -195,6 +222,6 @@ def input_too_long(pointer: str, detail: str, limit: int) -> Unprocessable:
 
 
 def too_many_tokens(pointer: str, max_tokens: int, tokens: int) -> Unprocessable:
-    """Returns the error for a text of so many tokens, which exceeds the model's limit while truncation is off."""
-    detail = f"The text has {tokens} tokens, and the model reads {max_tokens} at most. Shorten it, or {TRUNCATION}."
+    """Returns the error for a text of so many tokens, which exceeds the limit while truncation is off."""
+    detail = f"The text has {tokens} tokens, and {max_tokens} at most are read. Shorten it, or {TRUNCATION}."
     return input_too_long(pointer, detail, max_tokens)

@@ -20,6 +20,7 @@ from swiftlet_models.tensors import HeadWeights
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import invalid_value
+from swiftlet_serve.tasks._requests import Cut
 from swiftlet_serve.types import Row
 
 Floats = NDArray[np.float64]
@@ -106,14 +107,14 @@ class Forms:
                 raise invalid_value(OUTPUT, "unsupported", detail)
         return names
 
-    def max_text_tokens(self, *, is_query: bool) -> int:
+    def max_text_tokens(self, cut: Cut, *, is_query: bool) -> int:
         """Returns the token limit of a text, without the prefix that `focused` adds."""
-        several = self.embedding.multi_vector
+        several, most = self.embedding.multi_vector, cut.most(self.max_tokens)
         if several is None:  # a query that is looked up loses its special tokens
-            return self.max_tokens + (self.tokenizer.special_count(pair=False) if is_query and self.static_query else 0)
+            return most + (self.tokenizer.special_count(pair=False) if is_query and self.static_query else 0)
         limit = several.query_tokens if is_query else several.document_tokens
         prefix = ("query" if is_query else "document") in several.prefixes
-        return min(limit or self.max_tokens, self.max_tokens) - prefix
+        return min(limit or most, most) - prefix
 
     def focused(
         self, encodings: Sequence[Encoding], outputs: Sequence[Output], *, is_query: bool = False

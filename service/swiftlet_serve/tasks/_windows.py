@@ -16,8 +16,8 @@ from pydantic import Field
 
 from swiftlet_models.encodings import Encoding, Text, TextTooLong, TooManyWindows
 from swiftlet_models.tokenizer import Tokenizer
-from swiftlet_serve.errors import Unprocessable
-from swiftlet_serve.tasks._requests import input_too_long, too_many_tokens
+from swiftlet_serve.errors import INVALID_VALUES, Unprocessable, invalid_value
+from swiftlet_serve.tasks._requests import Cut, input_too_long, too_many_tokens
 
 WINDOW: Final = "window"
 
@@ -55,6 +55,21 @@ def encode(
         raise too_many_tokens(places[error.index], max_tokens, error.tokens) from None
     except TooManyWindows:
         raise too_many_windows(most) from None
+
+
+def check_cut(tokenizer: Tokenizer, cut: Cut, limit: int, *, prompt: str = "", pair: bool = False) -> None:
+    """Checks that a limit of tokens leaves something of each text beside its prompt and the special tokens.
+
+    `limit` is the one that the tokenizer is given: the request's, or less.
+
+    Raises:
+        Unprocessable: it leaves nothing.
+    """
+    if cut.tokens is None:
+        return
+    least = tokenizer.special_count(pair=pair) + sum(map(len, tokenizer.ids([prompt] if prompt else []))) + 1 + pair
+    if limit < least:
+        raise invalid_value("/parameters/tokens", "no_token_left", INVALID_VALUES, cut.tokens + least - limit)
 
 
 def too_many_windows(most: int) -> Unprocessable:

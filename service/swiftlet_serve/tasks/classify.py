@@ -129,8 +129,13 @@ class Classify(OneByOne):
         places = pointers(request.inputs)
         parameters = request.parameters or DEFAULTS
         texts = [_text(item, pointer, self._prompt) for item, pointer in zip(inputs, places, strict=True)]
-        limits = self.max_tokens, parameters.truncation
-        encodings = _windows.encode(self.tokenizer, texts, *limits, places, self.max_sequences, prefix=self._prompt)
+        cut = request.cut
+        tokenizer, limit = self.tokenizer.cutting(cut.side), cut.most(self.max_tokens)
+        if cut.tokens is not None:
+            is_pair = any(not isinstance(text, str) for text in texts)
+            _windows.check_cut(tokenizer, cut, limit, prompt=self._prompt, pair=is_pair)
+        limits = limit, parameters.truncation
+        encodings = _windows.encode(tokenizer, texts, *limits, places, self.max_sequences, prefix=self._prompt)
         for encoding in encodings:
             if not len(encoding.input_ids):  # no special tokens, and a text of control characters
                 raise empty_input(places[encoding.text_index])

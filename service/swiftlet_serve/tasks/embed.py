@@ -188,7 +188,8 @@ class Embed(OneByOne):
             detail = f"dimensions exceeds the {self.width} dimensions of the model. Lower it, or leave it out."
             raise invalid_value("/parameters/dimensions", "less_than_equal", detail, self.width)
         prompt, is_query = self._prompt(parameters.prompt_name), self._is_query(parameters)
-        limit = self.forms.max_text_tokens(is_query=is_query)
+        limit = self.forms.max_text_tokens(request.cut, is_query=is_query)
+        _windows.check_cut(self.tokenizer, request.cut, limit, prompt=prompt)
         if isinstance(request, TokenIdsRequest):
             encodings = self._encode_ids(request, prompt, limit, parameters.truncation)
         else:
@@ -211,9 +212,8 @@ class Embed(OneByOne):
             if not text.strip():
                 raise empty_input(place)
         prompted = [prompt + text for text in texts]
-        encodings = _windows.encode(
-            self.tokenizer, prompted, limit, truncation, places, self.max_sequences, prefix=prompt
-        )
+        tokenizer = self.tokenizer.cutting(request.cut.side)
+        encodings = _windows.encode(tokenizer, prompted, limit, truncation, places, self.max_sequences, prefix=prompt)
         for encoding in encodings:
             if not len(encoding.input_ids):  # no special tokens, and a text of control characters
                 raise empty_input(places[encoding.text_index])
@@ -247,7 +247,8 @@ class Embed(OneByOne):
             if not used - {*before, *after}:
                 raise empty_input(place)
         try:
-            return self.tokenizer.encode_ids(rows, limit, truncate=truncation, whole=request.whole)
+            tokenizer = self.tokenizer.cutting(request.cut.side)
+            return tokenizer.encode_ids(rows, limit, truncate=truncation, whole=request.whole)
         except TextTooLong as error:
             raise too_many_tokens(places[error.index], limit, error.tokens) from None
 

@@ -36,7 +36,7 @@ from swiftlet_serve.tasks._entities_requests import (
 from swiftlet_serve.tasks._labelled_entities import LabelledEntities
 from swiftlet_serve.tasks._requests import empty_input, listed, pointers, too_many_tokens
 from swiftlet_serve.tasks._token_labels import PREFIXES, Marks, Scheme, Tokens, merge_overlaps
-from swiftlet_serve.types import Row
+from swiftlet_serve.types import Row, json_text
 
 HEAD: Final = "token"
 OUTPUTS: Final = "labels"
@@ -102,6 +102,18 @@ class Entities(EntitiesTask):
         windows = Counter(chunk.text_index for chunk in encodings)
         merged = [merge_overlaps(spans) if windows[i] > 1 else spans for i, spans in enumerate(entities)]
         return merged if isinstance(request.inputs, list) else merged[0]
+
+    def least_encoded_bytes(self, request: EntitiesRequest, encodings: Sequence[Chunk]) -> int:
+        """Returns a lower bound of the size of the response to texts that are encoded.
+
+        Only without aggregation and ignored labels is it known that each token is in the response.
+        """
+        parameters = request.parameters or DEFAULTS
+        if parameters.aggregation_strategy != "none" or not {*self.labels}.isdisjoint(parameters.ignore_labels):
+            return 0
+        shortest = min(self.labels, key=lambda label: len(label.encode()))
+        item = {"entity": shortest, "score": 0.0, "index": 0, "word": "", "start": 0, "end": 0}
+        return sum([json_text.least_bytes(item, (each.focus, *each.tokens.offsets.T)) for each in encodings])
 
     def _check_stride(self, parameters: EntitiesParameters) -> None:
         if parameters.stride is None:

@@ -213,28 +213,46 @@ class Rerank(OneByOne):
             encodings = self._prompted(request) if self._writer else self._pairs(request)
             return tasks.read_last(encodings) if self._reads_last else encodings
         outputs, prompt = self.forms.chosen(output), self._prompt(TEXT_PROMPTS)
-        limits = [self.forms.max_text_tokens(is_query=is_query) for is_query in (True, False)]
-        first = self._cut(request, [self._prompt(QUERY_PROMPTS) + query], limits[0], is_query=True)
-        others = self._cut(request, [prompt + text for text in texts], limits[1], prefix=prompt)
+        first = self._alone(request, [query], self._prompt(QUERY_PROMPTS), is_query=True)
+        others = self._alone(request, texts, prompt)
         others = [replace(encoding, text_index=encoding.text_index + 1) for encoding in others]
         return [*self.forms.focused(first, outputs, is_query=True), *self.forms.focused(others, outputs)]
 
+    def _alone(
+        self, request: RerankRequest, texts: Sequence[str], prompt: str, *, is_query: bool = False
+    ) -> list[Encoding]:
+        """Encodes the query or the texts for an embedding model."""
+        assert self.forms is not None  # noqa: S101  # for the type checker
+        cut = request.cut
+        limit = self.forms.max_text_tokens(cut, is_query=is_query)
+        _windows.check_cut(self.tokenizer, cut, limit, prompt=prompt)
+        return self._cut(request, [prompt + text for text in texts], limit, prefix=prompt, is_query=is_query)
+
     def _pairs(self, request: RerankRequest) -> list[Encoding]:
-        return self._cut(request, [(request.inputs.query, text) for text in request.inputs.texts], self.max_tokens)
+        limit = request.cut.most(self.max_tokens)
+        _windows.check_cut(self.tokenizer, request.cut, limit, pair=True)
+        return self._cut(request, [(request.inputs.query, text) for text in request.inputs.texts], limit)
 
     def _prompted(self, request: RerankRequest) -> list[Encoding]:
         """Encodes texts in a prompt, which is never cut."""
         assert self._writer is not None  # noqa: S101  # for the type checker
-        tokenizer, prompt = self._writer.write(request.inputs.query, (request.parameters or DEFAULTS).instruction)
+        query, cut, left_out = request.inputs.query, request.cut, 0
+        if cut.query_tokens is not None:
+            (tokenized,) = self.tokenizer.cutting(cut.side).tokenize([query], cut.query_tokens)
+            if left_out := tokenized.left_out:
+                query = query[tokenized.offsets[0, 0] : tokenized.offsets[-1, 1]]
+        tokenizer, prompt = self._writer.write(query, (request.parameters or DEFAULTS).instruction)
         tokens = len(tokenizer.ids([prompt])[0]) + tokenizer.special_count(pair=False)
-        if tokens >= self.max_tokens:
-            raise too_many_tokens(QUERY, self.max_tokens, tokens)
+        most = cut.most(self.max_tokens)
+        if tokens >= most:
+            raise too_many_tokens(QUERY, most, tokens)
         limit = MAX_PROMPT_TOKENS // len(request.inputs.texts)
         if tokens > limit:
             detail = f"Beside so many texts, query and prompt may have {limit} tokens. Send fewer texts at a time."
             raise input_too_long(QUERY, detail, limit)
         texts = [prompt + text for text in request.inputs.texts]
-        return self._cut(request, texts, self.max_tokens, prefix=prompt, tokenizer=tokenizer)
+        encodings = self._cut(request, texts, most, prefix=prompt, tokenizer=tokenizer)
+        return [replace(each, left_out=each.left_out + left_out) for each in encodings] if left_out else encodings
 
     def _cut(
         self,
@@ -247,9 +265,14 @@ class Rerank(OneByOne):
         tokenizer: Tokenizer | None = None,
     ) -> list[Encoding]:
         """Encodes texts, which are cut or read in windows. The latter need a whole query."""
-        tokenizer = tokenizer or self.tokenizer
+        tokenizer, cut = (tokenizer or self.tokenizer).cutting(request.cut.side), request.cut
         if (request.parameters or DEFAULTS).truncation != _windows.WINDOW:
-            return tokenizer.encode(texts, limit)
+            is_pair = not isinstance(texts[0], str)
+            own = cut.query_tokens if is_query else cut.document_tokens
+            parts = (cut.query_tokens, own) if is_pair else (own,)
+            if any(parts):
+                return tokenizer.encode(texts, limit, parts=parts, prefix=prefix)
+            return tokenizer.encode(texts, limit, prefix=prefix if self._writer else "")
         try:
             if is_query:
                 return tokenizer.encode(texts, limit, truncate=False)
@@ -258,10 +281,6 @@ class Rerank(OneByOne):
             raise too_many_tokens(QUERY, limit, error.tokens) from None
         except TooManyWindows:
             raise _windows.too_many_windows(self.max_sequences) from None
-
-    def _limit(self, number: int) -> int:
-        """Returns the token limit of a text, or of the query if the number is -1."""
-        return self.forms.max_text_tokens(is_query=number < 0) if self.forms else self.max_tokens
 
     def _number(self, encoding: Encoding) -> int:
         """Returns the number of a text in the request, or -1 for the query."""
@@ -274,7 +293,7 @@ class Rerank(OneByOne):
         if number >= 0 and not request.inputs.texts[number].strip():
             return empty_input(place)
         if encoding.left_out and not (request.parameters or DEFAULTS).truncation:
-            return too_many_tokens(place, self._limit(number), self._limit(number) + encoding.left_out)
+            return too_many_tokens(place, len(encoding.input_ids), len(encoding.input_ids) + encoding.left_out)
         return None
 
     def _unranked(self, request: RerankRequest, number: int) -> dict[str, Any]:

@@ -31,12 +31,13 @@ from swiftlet_serve.tasks._requests import (
     listed,
     pointers,
 )
-from swiftlet_serve.types import Row
+from swiftlet_serve.types import Row, json_text
 from swiftlet_serve.types.topk import Scored
 
 HEAD: Final = "causal_lm"
 OUTPUTS: Final = "vocabulary"
 
+LEAST_TOKEN: Final = {"token": 0, "start": 0, "end": 0, "log_probability": 0.0}
 MAX_EXPONENT: Final = 700.0  # the exponential of more is not a finite number
 
 
@@ -145,6 +146,12 @@ class ScoreTask(OneByOne):
         pairs = in_turns(zip(encodings, rows, strict=True))
         answers = [_likelihood(encoding, row, with_tokens) for encoding, row in pairs]
         return answers if isinstance(request.inputs, list) else answers[0]
+
+    def least_encoded_bytes(self, request: ScoreRequest, encodings: Sequence[ScoredText]) -> int:
+        """Returns a lower bound of the size of the response to texts that are encoded."""
+        if request.parameters is None or not request.parameters.return_tokens:
+            return 0
+        return sum([json_text.least_bytes(LEAST_TOKEN, (text.targets, *text.spans.T)) for text in encodings])
 
     def _encoding(self, tokens: TokenizedText, prompt: int, pointer: str) -> ScoredText:
         """Encodes a text whose first `prompt` characters are not scored."""

@@ -90,6 +90,6 @@ class TruncationLog:
         self._counts[record.model] += len(record.truncated)
         if record.ended - self._logged >= TRUNCATION_LOG_S:
             counts = ", ".join(f"{count} by {model}" for model, count in sorted(self._counts.items()))
-            log.warning("texts cut to the model's limit of tokens: %s; X-Truncated tells the clients", counts)
+            log.warning("texts cut to a limit of tokens: %s; X-Truncated tells the clients", counts)
             self._counts.clear()
             self._logged = record.ended

@@ -233,7 +233,7 @@ class SnapshotCollector(Collector):
         yield tokens
         yield self._counter(
             "truncated_texts",
-            "Total texts that were cut to the model's limit of tokens, of accepted requests. A text or a pair of them "
+            "Total texts that were cut to a limit of tokens, of accepted requests. A text or a pair of them "
             "counts once in each request.",
             lambda stats: stats.truncated_texts,
         )

@@ -65,6 +65,17 @@ def write(value: object, fallback: Callable[[Any], Any] | None = None, **options
     return b"".join(parts)
 
 
+def least_bytes(item: object, columns: Sequence[NDArray[np.int64]]) -> int:
+    """Returns a lower bound of the size of a list of objects.
+
+    Args:
+        item: the shortest one, in which each whole number has one digit.
+        columns: these numbers of all objects, (n,) each. None is negative.
+    """
+    digits = sum(int(np.count_nonzero(column >= 10**power)) for column in columns for power in range(1, 12))
+    return len(columns[0]) * (len(to_json(item)) + len(",")) + digits
+
+
 def _write_decimals(arrays: Sequence[NDArray[Any]]) -> memoryview | None:
     """Returns the numbers of arrays with 8 decimals, each with a comma before it.
 

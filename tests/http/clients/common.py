@@ -9,6 +9,7 @@ from importlib.metadata import version
 SERVERS, TEXTS = json.loads(sys.argv[1]), json.loads(sys.argv[2])
 QUESTION, QUERY, LABELS = "Who?", "Who?", ["film", "서울"]
 MASKED = ["the [MASK] .", "서울 [MASK] 🎬"]
+LONG, END = "b " + "a " * 60, "a " * 46  # a text that is cut, and what is left of it if its beginning is
 DEADLINE_MS = "100"
 DEADLINE_HEADERS = {"X-Request-Timeout-Ms": DEADLINE_MS}
 

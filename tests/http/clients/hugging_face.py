@@ -4,7 +4,7 @@
 # ///
 """Hugging Face's client: every task that Swiftlet has."""
 
-from common import DEADLINE_HEADERS, LABELS, MASKED, QUESTION, SERVERS, TEXTS, failure, overload, report
+from common import DEADLINE_HEADERS, END, LABELS, LONG, MASKED, QUESTION, SERVERS, TEXTS, failure, overload, report
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
@@ -35,6 +35,7 @@ def main():
         },
         "similarity": {"one": client.sentence_similarity(TEXT, TEXTS, model=f"{URL}/similarity")},
     }
+    cut = client.feature_extraction(LONG, truncate=True, truncation_direction="left", model=f"{URL}/embed")
     found = {
         "package": "huggingface-hub",
         "answers": answers,
@@ -42,6 +43,7 @@ def main():
         "deadline": failure(lambda: ask("slow_url", DEADLINE_HEADERS), HfHubHTTPError),
         "overload": overload(lambda: ask("limited_url"), HfHubHTTPError),
         "by model": [by_model[0].label, by_model[0].score],
+        "cut": bool((cut == client.feature_extraction(END, model=f"{URL}/embed")).all()),
         "raw": client.feature_extraction(TEXT, normalize=False, model=f"{URL}/embed").tolist(),
     }
     report(huggingface_hub=found)

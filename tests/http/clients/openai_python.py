@@ -7,7 +7,7 @@
 import asyncio
 
 import openai
-from common import DEADLINE_HEADERS, SERVERS, TEXTS, failure, overload, report
+from common import DEADLINE_HEADERS, END, LONG, SERVERS, TEXTS, failure, overload, report
 from langchain_openai import OpenAIEmbeddings
 from langchain_openai.decisions import Choice, OpenAIDecisions, Predicate
 
@@ -62,6 +62,7 @@ def run(kind, wait):
         ),
         "overload": [None, None],
         "retried": retried(lambda: wait(limited.create(model="embed", input="a"))),
+        "cut": embed(LONG, extra_body={"truncate_prompt_tokens": 48, "truncation_side": "left"}) == embed(END),
         "floats": embed(TEXTS, encoding_format="float"),
         "dimensions": [len(one) for one in embed(TEXTS, dimensions=3)],
         "unknown": failure(

@@ -45,6 +45,19 @@ def test_top_n_may_exceed_the_documents(search_client):
     assert len(search_client.post("/v2/rerank", json=body).json()["results"]) == 3
 
 
+def test_clients_of_vllm_and_infinity_choose_the_number_and_the_form_of_scores(search_client, own):
+    body = {"query": QUERY, "documents": DOCUMENTS}
+    raw = {"inputs": {"query": QUERY, "texts": DOCUMENTS}, "parameters": {"raw_scores": True}}
+    expected = [one["score"] for one in search_client.post("/rerank", json=raw).json()]
+    assert expected != [one["score"] for one in own]
+
+    def scores(**more):
+        return [one["relevance_score"] for one in search_client.post("/rerank", json=body | more).json()["results"]]
+
+    assert scores(top_n=0) == scores(use_activation=True, instruction=SECRET) == [one["score"] for one in own]
+    assert scores(use_activation=False) == scores(raw_scores=True) == expected
+
+
 def test_blank_documents_are_named_and_the_others_ranked(search_client, own):
     documents = [" ", *DOCUMENTS[:1], "", *DOCUMENTS[1:]]
     places = [1, 3, 4]  # of the documents that are not blank
@@ -63,13 +76,14 @@ def test_blank_documents_are_named_and_the_others_ranked(search_client, own):
         ({"documents": [SECRET] * 1001}, 422, "validation_failed"),
         ({"documents": [" "]}, 422, "empty_input"),
         ({"documents": [" ", ""]}, 422, "empty_input"),
-        ({"truncate": "START"}, 422, "validation_failed"),
+        ({"truncate": SECRET}, 422, "validation_failed"),
         ({"documents": [{"title": SECRET}]}, 422, "validation_failed"),
         ({"documents": SECRET}, 422, "validation_failed"),
         ({"query": " "}, 422, "empty_input"),
         ({"query": None}, 422, "validation_failed"),
-        ({"top_n": 0}, 422, "validation_failed"),
-        ({"max_tokens_per_doc": 5}, 422, "validation_failed"),
+        ({"top_n": -1}, 422, "validation_failed"),
+        ({"max_tokens_per_doc": -1}, 422, "validation_failed"),
+        ({"truncate_prompt_tokens": 4}, 422, "validation_failed"),
         ({"rank_fields": [SECRET]}, 422, "validation_failed"),
         ({"model": SECRET}, 404, "unknown_model"),
     ],
@@ -135,8 +149,11 @@ def test_long_texts_are_told_or_refused(search_client):
         ({"embedding_types": ["float", "binary"], "output_dimension": 3}, "validation_failed", "multiple of 8"),
         ({"output_dimension": 0}, "validation_failed", "/output_dimension"),
         ({"output_dimension": 9999}, "validation_failed", "dimensions"),
-        ({"truncate": "START"}, "validation_failed", "END"),
-        ({"max_tokens": 3}, "validation_failed", "max_tokens"),
+        (
+            {"max_tokens": 2},
+            "validation_failed",
+            "/max_tokens must be at least 3: fewer tokens leave nothing of a text",
+        ),
     ],
 )
 def test_invalid_embedding_request_is_refused(changes, code, place, search_client):

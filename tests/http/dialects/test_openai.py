@@ -59,6 +59,21 @@ def test_dimensions_shorten_the_vectors(search_client):
     assert [len(one) for one in vectors(embed(search_client, dimensions=3))] == [3, 3]
 
 
+def test_what_texts_are_chooses_the_prompt_as_in_other_services(search_client, own):
+    query = search_client.post("/embed", json={"inputs": TEXTS, "parameters": {"prompt_name": "query"}}).json()
+    assert query != own
+    for said in ({"input_type": "query"}, {"input_type": "search_query"}, {"task": "retrieval.query"}):
+        assert vectors(embed(search_client, **said)) == query
+    for said in ({"input_type": "document"}, {"task": "text-matching"}, {"input_type": None, "task": None}):
+        assert vectors(embed(search_client, **said)) == own  # the model has no such prompt
+
+
+def test_vllm_s_clients_get_vectors_as_they_are_and_voyage_s_get_short_ones(search_client):
+    raw = search_client.post("/embed", json={"inputs": TEXTS, "parameters": {"normalize": False}}).json()
+    assert vectors(embed(search_client, use_activation=False)) == raw
+    assert vectors(embed(search_client, output_dimension=2)) == vectors(embed(search_client, dimensions=2))
+
+
 def test_token_ids_are_those_of_the_model(search_client):
     text = "abc"
     ids = [int(each) for each in make_tokenizer().encode([text], 48)[0].input_ids[1:-1]]

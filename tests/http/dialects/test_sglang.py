@@ -24,6 +24,13 @@ def test_probabilities_are_in_the_order_of_the_labels(path, client):
     assert response["usage"]["prompt_tokens"] == response["usage"]["total_tokens"] > 0
 
 
+def test_scores_without_activation_are_logits(client):
+    own = client.post("/classify", json={"inputs": TEXTS, "parameters": {"function_to_apply": "none"}}).json()
+    response = client.post("/classify", json={"input": TEXTS, "use_activation": False}).json()
+    scores = [{one["label"]: one["score"] for one in row} for row in own]
+    assert [one["probs"] for one in response["data"]] == [[score[label] for label in LABELS] for score in scores]
+
+
 def test_one_text_is_a_list_of_one(client):
     assert len(client.post("/v1/classify", json={"input": TEXTS[0]}).json()["data"]) == 1
 

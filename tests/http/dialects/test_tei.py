@@ -87,7 +87,7 @@ def test_similarities_are_cosines(search_client):
         ("/embed", {"inputs": [SECRET] * (MAX_INPUTS + 1), "truncate": True}),
         ("/embed", {"inputs": SECRET, "truncate": SECRET}),
         ("/rerank", {"query": SECRET, "texts": []}),
-        ("/rerank", {"query": SECRET, "texts": [SECRET], "truncation_direction": "left"}),
+        ("/rerank", {"query": SECRET, "texts": [SECRET], "truncation_direction": SECRET}),
         ("/rerank", {"texts": [SECRET]}),
     ],
 )
@@ -107,7 +107,6 @@ def test_invalid_search_is_refused(path, body, search_client):
         ({"inputs": []}, 422, "Validation"),
         ({"inputs": " "}, 422, "Empty"),
         ({"inputs": 1}, 422, "Validation"),
-        ({"inputs": SECRET, "truncation_direction": "left"}, 422, "Validation"),
         ({"inputs": SECRET, "truncation_direction": SECRET}, 422, "Validation"),
     ],
 )

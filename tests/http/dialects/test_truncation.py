@@ -133,6 +133,114 @@ def test_ranking_of_cohere_warns_of_truncated_documents(every_client):
     assert "warnings" not in every_client.post("/v1/rerank", json=body | {"documents": ["b"]}).json()["meta"]
 
 
+def words(first: int, last: int) -> str:
+    return " ".join("abcdefgh"[number % 8] for number in range(first, last))
+
+
+TEXT = words(0, 60)
+CUTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
+    # A request, the same with texts that are cut already, and the tokens that are read.
+    "vllm": (
+        "/v1/embeddings",
+        {"model": "embed", "input": [TEXT, "a"], "truncate_prompt_tokens": 12},
+        {"input": [words(0, 10), "a"]},
+        12 + 3,
+    ),
+    "vllm, left": (
+        "/v1/embeddings",
+        {"model": "embed", "input": TEXT, "truncate_prompt_tokens": 12, "truncation_side": "left"},
+        {"input": words(50, 60)},
+        12,
+    ),
+    "vllm classify": ("/classify", {"input": [TEXT], "truncate_prompt_tokens": 3}, {"input": ["a"]}, 3),
+    "vllm rerank": (
+        "/rerank",
+        {"query": words(0, 9), "documents": ["b", TEXT], "max_tokens_per_query": 2, "max_tokens_per_doc": 5},
+        {"query": "a b", "documents": ["b", words(0, 5)]},
+        (2 + 1 + 3) + (2 + 5 + 3),
+    ),
+    "vllm rerank, the whole": (
+        "/v1/rerank",
+        {"query": "a b", "documents": ["b", TEXT], "truncate_prompt_tokens": 10, "truncation_side": "left"},
+        {"documents": ["b", words(55, 60)]},
+        (2 + 1 + 3) + 10,
+    ),
+    "cohere rerank": (
+        "/v2/rerank",
+        {"model": "rerank", "query": "a", "documents": ["b", {"text": TEXT}], "max_tokens_per_doc": 7},
+        {"documents": ["b", words(0, 7)]},
+        (1 + 1 + 3) + (1 + 7 + 3),
+    ),
+    "cohere": (
+        "/v2/embed",
+        {"model": "embed", "texts": ["a", TEXT], "truncate": "START"},
+        {"texts": ["a", words(14, 60)]},
+        3 + MAX_TOKENS,
+    ),
+    "cohere, a limit": (
+        "/v1/embed",
+        {"model": "embed", "texts": ["a", TEXT], "truncate": "START", "max_tokens": 6},
+        {"texts": ["a", words(56, 60)]},
+        3 + 6,
+    ),
+    "tei": (
+        "/embed",
+        {"inputs": [TEXT, "a"], "truncate": True, "truncation_direction": "Left"},
+        {"inputs": [words(14, 60), "a"]},
+        MAX_TOKENS + 3,
+    ),
+    "tei pair": (
+        "/predict",
+        {"inputs": [["a b", TEXT]], "truncate": True, "truncation_direction": "left"},
+        {"inputs": [["a b", words(17, 60)]]},
+        MAX_TOKENS,
+    ),
+    "tei rerank": (
+        "/rerank",
+        {"query": "a b", "texts": [TEXT], "truncate": True, "truncation_direction": "left"},
+        {"texts": [words(17, 60)]},
+        MAX_TOKENS,
+    ),
+    "tei similarity": (
+        "/similarity",
+        {"inputs": {"source_sentence": "a", "sentences": [TEXT]}, "parameters": {"truncation_direction": "left"}},
+        {"inputs": {"source_sentence": "a", "sentences": [words(14, 60)]}},
+        3 + MAX_TOKENS,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CUTS)
+def test_clients_choose_how_much_is_read_and_on_which_side_texts_are_cut(every_client, case):
+    path, body, cut_before, tokens = CUTS[case]
+    response, expected = every_client.post(path, json=body), every_client.post(path, json=body | cut_before)
+
+    assert (response.status_code, expected.status_code) == (200, 200), response.text
+    assert response.headers["x-truncated"] != expected.headers["x-truncated"] == "0"
+    read = {answer.headers["x-compute-tokens"] for answer in (response, expected)}
+    assert read == {str(tokens)}
+    answers = [answer.json() for answer in (response, expected)]
+    for answer in answers:
+        if isinstance(answer, dict):
+            counted = answer.get("usage", {}).get("total_tokens") or answer["meta"]["tokens"]["input_tokens"]
+            assert counted == tokens
+            for volatile in ("id", "created", "meta", "texts"):
+                answer.pop(volatile, None)
+    assert answers[0] == answers[1]
+
+
+def test_limit_of_the_request_refuses_long_texts_if_it_says_so(every_client):
+    long = {"model": "embed", "texts": ["a", words(0, 5)], "max_tokens": 6, "truncate": "NONE"}
+    message = every_client.post("/v2/embed", json=long).json()["message"]
+    assert message.startswith("The text has 7 tokens, and 6 at most are read. Shorten it, or set truncate to END.")
+    assert every_client.post("/v2/embed", json=long | {"max_tokens": 7}).status_code == 200
+    long = {"query": "a", "documents": ["b", words(0, 5)], "max_tokens_per_doc": 4, "truncate": "NONE"}
+    message = every_client.post("/rerank", json=long).json()["message"]
+    assert message.startswith("The text has 9 tokens, and 8 at most are read.")
+    (warning,) = every_client.post("/rerank", json=long | {"truncate": "END"}).json()["meta"]["warnings"]
+    assert warning.startswith("Truncated to the limits of the request: /documents/1.")
+
+
 def test_details_are_told_on_the_addresses_of_hugging_face(every_client):
     answer = every_client.post("/models/embed", json={"inputs": LONG, "details": True}).json()
     assert answer["details"]["truncated"] == ["/inputs"]

@@ -77,7 +77,7 @@ def test_advice_for_a_long_text_names_fields_of_the_protocol_and_helps(
     assert response.status_code == 422
     said = sentence(response)
     ((name, value),) = advice.get("parameters", advice).items()
-    assert "tokens, and the model reads 48 at most. Shorten it, or set " in said
+    assert "tokens, and 48 at most are read. Shorten it, or set " in said
     assert f"{name} to {str(value).replace('True', 'true')}." in said
     assert said.endswith(f"(At {pointer}.)") == any(step.isdecimal() for step in pointer.split("/"))
     assert every_client.post(path, json=body | advice).status_code == 200
@@ -89,9 +89,15 @@ def test_advice_for_a_long_text_names_fields_of_the_protocol_and_helps(
         ({"truncation": True}, 200),
         ({"truncation": False}, 422),
         ({"truncation": None}, 422),
+        ({"truncate": True}, 200),
+        ({"truncate": "END"}, 200),
+        ({"truncate": "NONE"}, 422),
+        ({"truncate": False}, 422),
+        ({"truncate": True, "truncation": False}, 422),
+        ({"truncate": "NONE", "truncate_prompt_tokens": -1}, 200),
         ({"truncate_prompt_tokens": 48}, 200),
         ({"truncate_prompt_tokens": 8192}, 200),
-        ({"truncate_prompt_tokens": 47}, 422),
+        ({"truncate_prompt_tokens": 2}, 422),
         ({"truncate_prompt_tokens": 0}, 422),
         ({"truncate_prompt_tokens": -2}, 422),
     ],

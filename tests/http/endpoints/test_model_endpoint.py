@@ -101,7 +101,7 @@ def test_model_endpoint_responds_504_after_a_blocked_event_loop(artifact_dir, mo
     """Nothing is awaited before the deadline passes, so no timer can have fired."""
     runtime = make_runtime(artifact_dir)
 
-    async def blocks(*_: object) -> list[str]:
+    async def blocks(*_: object, **__: object) -> list[str]:
         time.sleep(0.05)
         return []
 

@@ -16,7 +16,7 @@ from swiftlet_serve.http.gate.request import RenderError, Request
 from swiftlet_serve.http.wording import Wording
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
-from swiftlet_serve.tasks._requests import NullIsDefault
+from swiftlet_serve.tasks._requests import Cut, NullIsDefault
 from swiftlet_serve.tasks._requests import Request as TaskRequest
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from swiftlet_serve.types.body_model import BodyModel
@@ -93,6 +93,7 @@ def translation(
     wording: Wording,
     timeout_s: float | None = None,
     model: type[TaskRequest] | None = None,
+    cut: Cut | None = None,
 ) -> Translation:
     """Returns a translation with a request of the pipeline's task.
 
@@ -103,6 +104,7 @@ def translation(
         wording: puts errors of the request in the client's terms.
         timeout_s: a timeout that the body names, in seconds since the arrival of the request.
         model: the type of the request. None: the usual one of the task.
+        cut: how long texts are cut, if they are. None: as the model does.
 
     Raises:
         Unprocessable: the fields do not fit the task.
@@ -112,4 +114,6 @@ def translation(
     except Unprocessable as error:
         wording.apply(error)
         raise
+    if cut is not None:
+        request = request.cutting(cut)
     return Translation(pipeline, request, render, timeout_s, wording)

@@ -49,7 +49,7 @@ def predict(pipeline: Pipeline, request: Request) -> Translation:
     def render(answers: list[Any], _: RequestRecord) -> TaskResponse:
         return TaskResponse(dump(answers, b'{"predictions":', b"}"))
 
-    return translate(pipeline, body.instances, parameters, "/instances", render)
+    return translate(pipeline, body.instances, parameters, "/instances", render)._replace(is_whole=True)
 
 
 def translate(

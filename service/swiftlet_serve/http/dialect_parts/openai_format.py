@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
-from swiftlet_serve.errors import SwiftletError, invalid_value
+from swiftlet_models.artifact import Side
+from swiftlet_serve.errors import SwiftletError
 from swiftlet_serve.http import problem_details
 from swiftlet_serve.http.dialect_parts.dialect import ForeignBody
 from swiftlet_serve.http.wording import sentence
+from swiftlet_serve.tasks._requests import Cut
 from swiftlet_serve.telemetry.request_record import RequestRecord
 
 ERROR_TYPES: Final = {
@@ -24,26 +26,32 @@ ERROR_TYPES: Final = {
 
 
 TRUNCATION: Final = "set truncate_prompt_tokens to -1"
+LIMIT: Final = {"/parameters/tokens": "/truncate_prompt_tokens"}  # the limit's name in `TruncatingRequest`, for errors
 
 
 class TruncatingRequest(ForeignBody):
-    """The fields of a request that choose whether long texts are truncated."""
+    """The fields of a request that choose whether long texts are truncated, and how.
+
+    vLLM, Voyage (`truncation`), and Cohere, NVIDIA and Jina (`truncate`) have one each. The first that is there counts.
+    """
 
     truncation: bool | None = None
+    truncate: bool | Literal["NONE", "START", "END"] | None = None
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1)
+    truncation_side: Side | None = None
 
-    def truncates(self, limit: int, *, default: bool) -> bool:
-        """Returns whether texts are cut at the model's limit of tokens.
+    def truncates(self, *, default: bool) -> bool:
+        """Returns whether long texts are cut."""
+        if self.truncate_prompt_tokens is not None:
+            return True
+        if self.truncation is not None:
+            return self.truncation
+        return default if self.truncate is None else self.truncate not in (False, "NONE")
 
-        Raises:
-            Unprocessable: texts are to be cut before it.
-        """
-        if self.truncate_prompt_tokens is None:
-            return default if self.truncation is None else self.truncation
-        if 0 <= self.truncate_prompt_tokens < limit:
-            detail = f"The model truncates texts at {limit} tokens only. Set truncate_prompt_tokens to -1, or omit it."
-            raise invalid_value("/truncate_prompt_tokens", "unsupported", detail, limit)
-        return True
+    def cut(self) -> Cut:
+        """Returns how they are cut."""
+        tokens, side = self.truncate_prompt_tokens, self.truncation_side
+        return Cut(None if tokens == -1 else tokens, "left" if self.truncate == "START" else side)
 
 
 class Usage(BaseModel):

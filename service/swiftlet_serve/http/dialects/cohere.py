@@ -5,7 +5,7 @@ Vectors come in each of the `embedding_types` that a request names. `input_type`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, Literal
 
@@ -16,6 +16,8 @@ from starlette.responses import JSONResponse, Response
 from swiftlet_serve.errors import SwiftletError, invalid_value
 from swiftlet_serve.http import problem_details
 from swiftlet_serve.http.dialect_parts.dialect import ForeignBody, Operation, translation
+from swiftlet_serve.http.dialect_parts.openai_format import LIMIT, TruncatingRequest
+from swiftlet_serve.http.dialect_parts.prompts import prompt_name
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation
 from swiftlet_serve.http.gate.request import Request
@@ -23,12 +25,14 @@ from swiftlet_serve.http.wording import Wording, renamed, sentence
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.tasks import _vectors
-from swiftlet_serve.tasks._requests import MAX_INPUTS, empty_input
-from swiftlet_serve.tasks.rerank import MAX_TEXTS, QUERY_PROMPTS, TEXT_PROMPTS
+from swiftlet_serve.tasks._requests import MAX_INPUTS, Cut, empty_input
+from swiftlet_serve.tasks.rerank import MAX_TEXTS
 from swiftlet_serve.telemetry.request_record import RequestRecord
 
 WORDING: Final = Wording(
-    renamed({"/inputs/texts": "/documents", "/inputs": "", "/parameters/truncation": "/truncate", "/parameters": ""}),
+    renamed(
+        LIMIT | {"/inputs/texts": "/documents", "/inputs": "", "/parameters/truncation": "/truncate", "/parameters": ""}
+    ),
     "set truncate to END",
 )
 EMBED_WORDING: Final = Wording(
@@ -38,15 +42,13 @@ EMBED_WORDING: Final = Wording(
             "/parameters/truncation": "/truncate",
             "/parameters/dimensions": "/output_dimension",
             "/parameters/encoding_format": "/embedding_types",
+            "/parameters/tokens": "/max_tokens",
         }
     ),
     WORDING.truncation,
 )
 
 MAX_NAMED: Final = 10  # texts in a warning
-PROMPTS: Final[Mapping[str | None, Sequence[str]]] = {"search_query": QUERY_PROMPTS, "search_document": TEXT_PROMPTS}
-"""The names that the prompt for an `input_type` may have, beside its own."""
-
 Truncate = Literal["NONE", "START", "END"]
 
 
@@ -56,19 +58,27 @@ class Document(ForeignBody):
     text: str
 
 
-class RerankRequest(ForeignBody):
-    """A ranking request of Cohere."""
+class RerankRequest(TruncatingRequest):
+    """A ranking request of Cohere and vLLM."""
 
     max_items: ClassVar[int] = 16_384  # the documents may have fields that are not read
 
     model: str | None = None
     query: str
     documents: list[str | Document] = Field(min_length=1, max_length=MAX_TEXTS)
-    top_n: int | None = Field(default=None, ge=1)
+    top_n: int | None = Field(default=None, ge=0)
     return_documents: bool = False
-    max_tokens_per_doc: int | None = Field(default=None, ge=1)
-    truncate: Truncate | None = None
+    raw_scores: bool = False
+    use_activation: bool | None = None
+    instruction: str | None = None
+    max_tokens_per_doc: int | None = Field(default=None, ge=0)
+    max_tokens_per_query: int | None = Field(default=None, ge=0)
     rank_fields: list[str] | None = None
+
+    def cut(self) -> Cut:
+        """Returns how long texts are cut. 0 tokens of a text are no limit, as for vLLM."""
+        whole = super().cut()
+        return Cut(whole.tokens, whole.side, self.max_tokens_per_query or None, self.max_tokens_per_doc or None)
 
 
 class EmbedRequest(ForeignBody):
@@ -81,6 +91,10 @@ class EmbedRequest(ForeignBody):
     output_dimension: int | None = None
     max_tokens: int | None = Field(default=None, ge=1)
     truncate: Truncate | None = None
+
+    def cut(self) -> Cut:
+        """Returns how long texts are cut."""
+        return Cut(self.max_tokens, "left" if self.truncate == "START" else None)
 
 
 class EmbedResponse(BaseModel):
@@ -115,9 +129,8 @@ def rerank(runtime: Runtime, request: Request, *, version: str) -> Translation:
     """Translates a ranking request."""
     body = bodies.parse(RerankRequest, request.body)
     pipeline = runtime.catalog.pipeline("rerank", body.model, request.version)
-    _check_truncation(pipeline, body.truncate, body.max_tokens_per_doc, "max_tokens_per_doc")
     if body.rank_fields not in (None, ["text"]):
-        _refuse("/rank_fields", "Only the text of a document is ranked. Omit rank_fields.")
+        raise invalid_value("/rank_fields", "unsupported", "Only the text of a document is ranked. Omit rank_fields.")
     documents = [document if isinstance(document, str) else document.text for document in body.documents]
     chosen = [i for i, text in enumerate(documents) if text.strip()]
     if not chosen:
@@ -125,14 +138,20 @@ def rerank(runtime: Runtime, request: Request, *, version: str) -> Translation:
     texts = [documents[i] for i in chosen]
     parameters: dict[str, Any] = {
         "return_documents": body.return_documents,
-        "truncation": body.truncate != "NONE",
+        "truncation": body.truncates(default=True),
+        "raw_scores": body.raw_scores or body.use_activation is False,
     }
-    if body.top_n is not None:
+    prompt = pipeline.model.manifest.reading.pair_prompt
+    if body.instruction and prompt is not None and "instruction" in prompt.before[1::2]:  # others read none, as in vLLM
+        parameters["instruction"] = body.instruction
+    if body.top_n:  # 0 means all, as in vLLM
         parameters["top_n"] = min(body.top_n, max(1, len(texts)))  # Cohere's clients may ask for more than there are
     fields = {"inputs": {"query": body.query, "texts": texts}, "parameters": parameters}
     blank = sorted(set(range(len(documents))).difference(chosen))
     wording = WORDING._replace(place=partial(_place, chosen))
-    return translation(pipeline, fields, partial(_render, pipeline, version, wording, chosen, blank), wording)
+    cut = body.cut()
+    render = partial(_render, pipeline, version, wording, chosen, blank, cut)
+    return translation(pipeline, fields, render, wording, cut=cut)
 
 
 def embed(runtime: Runtime, request: Request, *, version: str) -> Translation:
@@ -140,18 +159,16 @@ def embed(runtime: Runtime, request: Request, *, version: str) -> Translation:
     body = bodies.parse(EmbedRequest, request.body)
     pipeline = runtime.catalog.pipeline("embed", body.model, request.version)
     manifest = pipeline.model.manifest
-    _check_truncation(pipeline, body.truncate, body.max_tokens, "max_tokens")
+    cut = body.cut()
     types: list[_vectors.Format] = list(dict.fromkeys(body.embedding_types or ["float"]))
     for kind in types:
         if error := _vectors.refusal(kind, body.output_dimension or manifest.width, normalized=True):
             EMBED_WORDING.apply(error)
             raise error
-    prompts = manifest.embedding.prompts if manifest.embedding is not None else {}
-    names = [*PROMPTS.get(body.input_type, ()), body.input_type]
     parameters = {
         "normalize": True,  # as Cohere's vectors are
         "dimensions": body.output_dimension,
-        "prompt_name": next((name for name in names if name in prompts), None),
+        "prompt_name": prompt_name(manifest, body.input_type),
         "truncation": body.truncate != "NONE",
         "encoding_format": types[0] if len(types) == 1 else "base64",
     }
@@ -168,21 +185,12 @@ def embed(runtime: Runtime, request: Request, *, version: str) -> Translation:
                 "response_type": f"embeddings_{'by_type' if by_type else 'floats'}",
                 "embeddings": embeddings if by_type else answer,
                 "texts": body.texts,
-                "meta": _meta(pipeline, version, record, EMBED_WORDING, []),
+                "meta": _meta(pipeline, version, record, EMBED_WORDING, cut, []),
             }
         )
 
     fields = {"inputs": body.texts, "parameters": parameters}
-    return translation(pipeline, fields, render, EMBED_WORDING)
-
-
-def _check_truncation(pipeline: Pipeline, truncate: Truncate | None, limit: int | None, field: str) -> None:
-    """Refuses to cut texts at another end or length than the model does."""
-    most = pipeline.model.manifest.max_tokens
-    if limit is not None and limit < most:
-        _refuse(f"/{field}", f"The model truncates texts at {most} tokens only. Raise {field}, or omit it.")
-    if truncate == "START":
-        _refuse("/truncate", "Texts can only be truncated at their end. Set truncate to END, or omit it.")
+    return translation(pipeline, fields, render, EMBED_WORDING, cut=cut)
 
 
 def _place(chosen: Sequence[int], pointer: str) -> str:
@@ -192,16 +200,13 @@ def _place(chosen: Sequence[int], pointer: str) -> str:
     return f"{documents}/{chosen[int(number)]}" if documents == "/documents" else place
 
 
-def _refuse(pointer: str, detail: str) -> None:
-    raise invalid_value(pointer, "unsupported", detail)
-
-
 def _render(
     pipeline: Pipeline,
     version: str,
     places: Wording,
     chosen: Sequence[int],
     blank: Sequence[int],
+    how: Cut,
     ranked: list[dict[str, Any]],
     record: RequestRecord,
 ) -> TaskResponse:
@@ -210,7 +215,7 @@ def _render(
         {"index": chosen[result["index"]], "relevance_score": result["score"]} | _document(result) for result in ranked
     ]
     warnings = [f"Blank and not ranked: {_named([f'/documents/{i}' for i in blank])}."] if blank else []
-    meta = _meta(pipeline, version, record, places, warnings)
+    meta = _meta(pipeline, version, record, places, how, warnings)
     return TaskResponse.of(
         {
             "id": record.id,
@@ -223,13 +228,15 @@ def _render(
 
 
 def _meta(
-    pipeline: Pipeline, version: str, record: RequestRecord, places: Wording, warnings: Sequence[str]
+    pipeline: Pipeline, version: str, record: RequestRecord, places: Wording, how: Cut, warnings: Sequence[str]
 ) -> dict[str, Any]:
     """Returns the part of a response about the request, with a further warning if texts were cut."""
     meta: dict[str, Any] = {"api_version": {"version": version}, "tokens": {"input_tokens": record.tokens}}
     if record.truncated:
-        cut, limit = _named(list(map(places.place, record.truncated))), pipeline.model.manifest.max_tokens
-        warnings = [*warnings, f"Truncated to the model's {limit} tokens: {cut}. To refuse, set truncate to NONE."]
+        cut = _named(list(map(places.place, record.truncated)))
+        own = how.tokens or how.query_tokens or how.document_tokens
+        limit = "the limits of the request" if own else f"the model's {pipeline.model.manifest.max_tokens} tokens"
+        warnings = [*warnings, f"Truncated to {limit}: {cut}. To refuse, set truncate to NONE."]
     return meta | ({"warnings": warnings} if warnings else {})
 
 

@@ -21,7 +21,7 @@ def infer(runtime: Runtime, request: Request) -> Translation:
     """Translates a request to a model."""
     pipeline = runtime.catalog.find(request.parameters["model"], request.version)
     task_request = bodies.parse(pipeline.model.task.Request, request.body)
-    return Translation(pipeline, task_request, renderer(task_request))
+    return Translation(pipeline, task_request, renderer(task_request), is_whole=True)
 
 
 render_error = problem_details.render

@@ -15,7 +15,8 @@ from pydantic_core import to_json
 
 from swiftlet_serve.http.dialect_parts import model_pages, openai_format
 from swiftlet_serve.http.dialect_parts.dialect import Operation, translation
-from swiftlet_serve.http.dialect_parts.openai_format import TRUNCATION, TruncatingRequest, Usage
+from swiftlet_serve.http.dialect_parts.openai_format import LIMIT, TRUNCATION, TruncatingRequest, Usage
+from swiftlet_serve.http.dialect_parts.prompts import prompt_name
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation, dump
 from swiftlet_serve.http.gate.request import Request
@@ -26,11 +27,11 @@ from swiftlet_serve.tasks._vectors import Format
 from swiftlet_serve.tasks.embed import MAX_ITEMS, Inputs, TokenIdsRequest, has_ids
 from swiftlet_serve.telemetry.request_record import RequestRecord
 
-WORDING: Final = Wording(renamed({"/inputs": "/input", "/parameters": ""}), TRUNCATION)
+WORDING: Final = Wording(renamed(LIMIT | {"/inputs": "/input", "/parameters": ""}), TRUNCATION)
 
 
 class EmbeddingsRequest(TruncatingRequest):
-    """An embeddings request of OpenAI."""
+    """An embeddings request of OpenAI, with fields of vLLM, Voyage, NVIDIA (`input_type`) and Jina (`task`)."""
 
     max_items: ClassVar[int] = MAX_ITEMS
 
@@ -38,6 +39,10 @@ class EmbeddingsRequest(TruncatingRequest):
     model: str
     encoding_format: Format = "float"
     dimensions: int | None = None
+    output_dimension: int | None = None
+    input_type: str | None = None
+    task: str | None = None
+    use_activation: bool | None = None
 
 
 class Embedding(BaseModel):
@@ -63,14 +68,15 @@ def embeddings(runtime: Runtime, request: Request) -> Translation:
     pipeline = runtime.catalog.pipeline("embed", body.model, request.version)
     parameters = {
         "encoding_format": body.encoding_format,
-        "normalize": body.encoding_format.endswith("int8") or None,  # which needs it; OpenAI has no such field
-        "dimensions": body.dimensions,
+        "normalize": body.encoding_format.endswith("int8") or body.use_activation,  # the former need it
+        "dimensions": body.output_dimension if body.dimensions is None else body.dimensions,
+        "prompt_name": prompt_name(pipeline.model.manifest, body.input_type or body.task),
         "output": "dense",
-        "truncation": body.truncates(pipeline.model.manifest.max_tokens, default=False),
+        "truncation": body.truncates(default=False),
     }
     fields = {"inputs": body.input, "parameters": parameters}
     model = TokenIdsRequest if has_ids(body.input) else pipeline.model.task.Request
-    return translation(pipeline, fields, partial(_render, pipeline), WORDING, model=model)
+    return translation(pipeline, fields, partial(_render, pipeline), WORDING, model=model, cut=body.cut())
 
 
 def _render(pipeline: Pipeline, answer: Any, record: RequestRecord) -> TaskResponse:

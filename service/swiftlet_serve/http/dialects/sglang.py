@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from swiftlet_serve.http.dialect_parts import openai_format
 from swiftlet_serve.http.dialect_parts.dialect import Operation, translation
-from swiftlet_serve.http.dialect_parts.openai_format import TRUNCATION, TruncatingRequest, Usage
+from swiftlet_serve.http.dialect_parts.openai_format import LIMIT, TRUNCATION, TruncatingRequest, Usage
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation
 from swiftlet_serve.http.gate.request import Request
@@ -20,7 +20,7 @@ from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.tasks._requests import Texts
 from swiftlet_serve.telemetry.request_record import RequestRecord
 
-WORDING: Final = Wording(renamed({"/inputs": "/input", "/parameters": ""}), TRUNCATION)
+WORDING: Final = Wording(renamed(LIMIT | {"/inputs": "/input", "/parameters": ""}), TRUNCATION)
 
 
 class ClassifyRequest(TruncatingRequest):
@@ -28,6 +28,7 @@ class ClassifyRequest(TruncatingRequest):
 
     model: str | None = None
     input: str | Texts
+    use_activation: bool | None = None
 
 
 class Classification(BaseModel):
@@ -54,9 +55,10 @@ def classify(runtime: Runtime, request: Request) -> Translation:
     """Translates a classification request."""
     body = bodies.parse(ClassifyRequest, request.body)
     pipeline = runtime.catalog.pipeline("classify", body.model, request.version)
-    truncates = body.truncates(pipeline.model.manifest.max_tokens, default=True)
-    fields = {"inputs": body.input, "parameters": {"truncation": truncates}}
-    return translation(pipeline, fields, partial(_render, pipeline), WORDING)
+    function = "none" if body.use_activation is False else None
+    parameters = {"truncation": body.truncates(default=True), "function_to_apply": function}
+    fields = {"inputs": body.input, "parameters": parameters}
+    return translation(pipeline, fields, partial(_render, pipeline), WORDING, cut=body.cut())
 
 
 def _render(pipeline: Pipeline, answer: Any, record: RequestRecord) -> TaskResponse:

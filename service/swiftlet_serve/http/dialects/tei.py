@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
-from swiftlet_models.artifact import Manifest, Output
+from swiftlet_models.artifact import Manifest, Output, Side
 from swiftlet_serve import build_info
 from swiftlet_serve.errors import SwiftletError, invalid_value
 from swiftlet_serve.http import problem_details
@@ -24,7 +24,7 @@ from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.http.wording import Wording, renamed, sentence
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
-from swiftlet_serve.tasks._requests import MAX_INPUTS, Texts
+from swiftlet_serve.tasks._requests import MAX_INPUTS, Cut, Texts
 from swiftlet_serve.tasks.embed import MAX_ITEMS, Ids, Inputs, TokenIdsRequest, has_ids
 from swiftlet_serve.tasks.rerank import MAX_TEXTS
 from swiftlet_serve.telemetry.request_record import RequestRecord
@@ -42,15 +42,24 @@ RENAMED: Final = renamed({"/parameters/truncation": "/truncate", "/parameters": 
 RENAMED_RANK: Final = renamed({"/inputs": "", "/parameters/truncation": "/truncate", "/parameters": ""})
 TRUNCATION: Final = "set truncate to true"
 
-Direction = Literal["left", "right", "Left", "Right"]
+SIDES: Final[Mapping[str, Side]] = {"left": "left", "Left": "left", "right": "right", "Right": "right"}
 
 
-class PredictRequest(ForeignBody):
+class Truncating(ForeignBody):
+    """The field of a request that tells on which side long texts are cut, if they are."""
+
+    truncation_direction: Literal["left", "right", "Left", "Right"] | None = None
+
+    def cut(self) -> Cut:
+        """Returns how they are cut."""
+        return Cut(side=None if self.truncation_direction is None else SIDES[self.truncation_direction])
+
+
+class PredictRequest(Truncating):
     """A prediction request of TEI: a text, a pair of texts, or a batch of lists of one or two texts."""
 
     inputs: str | Annotated[list[str], Field(max_length=2)] | Annotated[list[list[str]], Field(max_length=MAX_INPUTS)]
     truncate: bool | None = None
-    truncation_direction: Direction = "right"
     raw_scores: bool = False
 
 
@@ -61,26 +70,24 @@ class Prediction(BaseModel):
     label: str
 
 
-class EmbedRequest(ForeignBody):
+class EmbedRequest(Truncating):
     """An embedding request of TEI and of Hugging Face's clients."""
 
     max_items: ClassVar[int] = MAX_ITEMS
 
     inputs: Inputs
     truncate: bool | None = None
-    truncation_direction: Direction = "right"
     normalize: bool = True
     prompt_name: str | None = None
     dimensions: int | None = None
     encoding_format: str | None = None
 
 
-class FormRequest(ForeignBody):
+class FormRequest(Truncating):
     """A request of TEI for another form of an embedding."""
 
     inputs: str | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
     truncate: bool | None = None
-    truncation_direction: Direction = "right"
     prompt_name: str | None = None
 
 
@@ -118,13 +125,12 @@ class DecodeRequest(ForeignBody):
     skip_special_tokens: bool = True
 
 
-class RerankRequest(ForeignBody):
+class RerankRequest(Truncating):
     """A ranking request of TEI."""
 
     query: str
     texts: list[str] = Field(min_length=1, max_length=MAX_TEXTS)
     truncate: bool | None = None
-    truncation_direction: Direction = "right"
     raw_scores: bool = False
     return_text: bool = False
 
@@ -144,11 +150,10 @@ class Sentences(ForeignBody):
     sentences: list[str] = Field(min_length=1, max_length=MAX_INPUTS - 1)
 
 
-class SimilarityOptions(ForeignBody):
+class SimilarityOptions(Truncating):
     """Options for long sentences, and the prompt."""
 
     truncate: bool = True
-    truncation_direction: Direction = "right"
     prompt_name: str | None = None
 
 
@@ -162,7 +167,6 @@ class SimilarityRequest(ForeignBody):
 def predict(runtime: Runtime, request: Request) -> Translation:
     """Translates a prediction request."""
     pipeline, body = _default(runtime, request, "classify"), bodies.parse(PredictRequest, request.body)
-    _check_direction(body.truncation_direction)
     inputs = body.inputs
     is_batch = bool(inputs) and isinstance(inputs[0], list)
     texts = [_text(item, f"/inputs/{i}") for i, item in enumerate(inputs)] if is_batch else _text(inputs, "/inputs")
@@ -178,21 +182,22 @@ def predict(runtime: Runtime, request: Request) -> Translation:
     def render(answer: Any, _: RequestRecord) -> TaskResponse:
         return TaskResponse.of(answer if is_batch else answer[0])
 
-    return translation(pipeline, fields, render, Wording(_of_pair, TRUNCATION))
+    return translation(pipeline, fields, render, Wording(_of_pair, TRUNCATION), cut=body.cut())
 
 
 def embed(runtime: Runtime, request: Request) -> Translation:
     """Translates an embedding request."""
     pipeline, body = _default(runtime, request, "embed"), bodies.parse(EmbedRequest, request.body)
-    _check_direction(body.truncation_direction)
     parameters = body.model_dump(
         include={"normalize", "prompt_name", "dimensions", "encoding_format"}, exclude_none=True
     )
     fields = {"inputs": body.inputs, "parameters": parameters | {"output": "dense", "truncation": bool(body.truncate)}}
     if not has_ids(body.inputs):
-        return translation(pipeline, fields, TaskResponse.of, Wording(RENAMED, TRUNCATION))
+        return translation(pipeline, fields, TaskResponse.of, Wording(RENAMED, TRUNCATION), cut=body.cut())
     ids = fields | {"whole": True}  # TEI adds no special tokens to ids
-    return translation(pipeline, ids, TaskResponse.of, Wording(RENAMED, TRUNCATION), model=TokenIdsRequest)
+    return translation(
+        pipeline, ids, TaskResponse.of, Wording(RENAMED, TRUNCATION), model=TokenIdsRequest, cut=body.cut()
+    )
 
 
 def embed_sparse(runtime: Runtime, request: Request) -> Translation:
@@ -214,11 +219,9 @@ def _form(
     runtime: Runtime, request: Request, output: Output, render: Callable[[Any, RequestRecord], TaskResponse]
 ) -> Translation:
     pipeline, body = _default(runtime, request, "embed"), bodies.parse(FormRequest, request.body)
-    _check_direction(body.truncation_direction)
     parameters = {"output": output, "prompt_name": body.prompt_name, "truncation": bool(body.truncate)}
-    return translation(
-        pipeline, {"inputs": body.inputs, "parameters": parameters}, render, Wording(RENAMED, TRUNCATION)
-    )
+    fields = {"inputs": body.inputs, "parameters": parameters}
+    return translation(pipeline, fields, render, Wording(RENAMED, TRUNCATION), cut=body.cut())
 
 
 def tokenize(runtime: Runtime, request: Request) -> Translation:
@@ -252,7 +255,6 @@ def decode(runtime: Runtime, request: Request) -> Translation:
 def rerank(runtime: Runtime, request: Request) -> Translation:
     """Translates a ranking request."""
     pipeline, body = _default(runtime, request, "rerank"), bodies.parse(RerankRequest, request.body)
-    _check_direction(body.truncation_direction)
     fields = {
         "inputs": {"query": body.query, "texts": body.texts},
         "parameters": {
@@ -261,13 +263,12 @@ def rerank(runtime: Runtime, request: Request) -> Translation:
             "return_documents": body.return_text,
         },
     }
-    return translation(pipeline, fields, TaskResponse.of, Wording(RENAMED_RANK, TRUNCATION))
+    return translation(pipeline, fields, TaskResponse.of, Wording(RENAMED_RANK, TRUNCATION), cut=body.cut())
 
 
 def similarity(runtime: Runtime, request: Request) -> Translation:
     """Translates a similarity request: the cosines of one sentence's vector with the vectors of others."""
     pipeline, body = _default(runtime, request, "embed"), bodies.parse(SimilarityRequest, request.body)
-    _check_direction(body.parameters.truncation_direction, "/parameters")
     fields = {
         "inputs": [body.inputs.source_sentence, *body.inputs.sentences],
         "parameters": {
@@ -282,16 +283,7 @@ def similarity(runtime: Runtime, request: Request) -> Translation:
         source, *others = np.array(vectors)
         return TaskResponse.of([float(source @ vector) for vector in others])
 
-    return translation(pipeline, fields, render, Wording(_of_sentence, TRUNCATION))
-
-
-def _check_direction(direction: str, at: str = "") -> None:
-    if direction.lower() == "left":
-        raise invalid_value(
-            f"{at}/truncation_direction",
-            "unsupported",
-            "Texts can only be truncated on the right. Omit truncation_direction.",
-        )
+    return translation(pipeline, fields, render, Wording(_of_sentence, TRUNCATION), cut=body.parameters.cut())
 
 
 def _of_pair(pointer: str) -> str:

@@ -19,14 +19,14 @@ from swiftlet_serve.http.endpoints.model_endpoint import (
     MARGIN,
     Endpoint,
     TaskResponse,
-    check_response_size,
     compute_headers,
     dump,
+    margin,
     renderer,
 )
 from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.inference.catalog import ModelLoading
-from swiftlet_serve.inference.pipeline import Pipeline, Together
+from swiftlet_serve.inference.pipeline import Pipeline, Together, check_response_size
 from swiftlet_serve.tasks._requests import Request as TaskRequest
 from swiftlet_serve.tasks._requests import Strict, characters, failure
 from swiftlet_serve.telemetry.request_record import RequestRecord
@@ -169,10 +169,15 @@ class BatchEndpoint(Endpoint):
         async def answer(number: int, member: Member | SwiftletError) -> Any:
             if isinstance(member, SwiftletError):
                 return member
-            pipeline, task_request, record, _ = member
+            pipeline, task_request, record, max_bytes = member
             try:
                 answer = await pipeline.answer(
-                    task_request, request.response_deadline, request.priority, record, together
+                    task_request,
+                    request.response_deadline,
+                    request.priority,
+                    record,
+                    together,
+                    MARGIN * max_bytes,
                 )
             except SwiftletError as error:
                 request.record.minimum_s = max(request.record.minimum_s, record.minimum_s)
@@ -235,6 +240,6 @@ def _render(members: Sequence[Member | SwiftletError], answers: Sequence[Any]) -
             continue
         render: Callable[[Any, RequestRecord], TaskResponse] = renderer(member.request)
         part = render(answer, member.record).body
-        check_response_size(len(part), MARGIN * member.max_bytes)
+        check_response_size(len(part), margin(member.pipeline) * member.max_bytes)
         parts.append(part)
     return TaskResponse(b'{"answers":[%b]}' % b",".join(parts))

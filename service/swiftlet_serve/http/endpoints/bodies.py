@@ -19,8 +19,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from swiftlet_models.turns import in_turns
-from swiftlet_serve.errors import FieldError, InvalidRequest, Unprocessable, invalid_value
-from swiftlet_serve.http.wording import INVALID_VALUES
+from swiftlet_serve.errors import INVALID_VALUES, FieldError, InvalidRequest, Unprocessable, invalid_value
 from swiftlet_serve.types.body_model import BodyModel
 
 MAX_NAME_CHARACTERS: Final = 32

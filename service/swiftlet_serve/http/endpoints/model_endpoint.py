@@ -12,13 +12,13 @@ from starlette.responses import Response
 
 from swiftlet_models.turns import in_turns
 from swiftlet_serve import tasks
-from swiftlet_serve.errors import FieldError, Unprocessable, deadline_exceeded
+from swiftlet_serve.errors import Unprocessable, deadline_exceeded
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.receipts import Signer
 from swiftlet_serve.http.gate.request import RenderError, Request
 from swiftlet_serve.http.wording import OWN, Wording
 from swiftlet_serve.inference.catalog import ModelLoading
-from swiftlet_serve.inference.pipeline import Pipeline
+from swiftlet_serve.inference.pipeline import Pipeline, check_response_size
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.tasks._requests import Request as TaskRequest
 from swiftlet_serve.tasks._requests import characters
@@ -33,6 +33,9 @@ MAX_RESPONSE_RATIO: Final = 16
 
 MARGIN: Final = 4
 """Factor on the maximum size, for a response whose minimum size is within the maximum. No answer is then lost."""
+
+MARGIN_OF_TOKENS: Final = 16
+"""The same for a task whose response may have each token. The minimum, computed with the tokens, is within `MARGIN`."""
 
 MAX_INLINE_SEQUENCES: Final = 64
 """Maximum sequences of a request whose response is written on the event loop: 64 vectors take 0.5 ms."""
@@ -66,6 +69,8 @@ class Translation(NamedTuple):
     """A timeout that the body names, in seconds since the arrival of the request."""
     wording: Wording = OWN
     """Puts errors of the request in the client's terms."""
+    is_whole: bool = False
+    """Whether the response holds the whole answer, so that it is at least as large."""
 
 
 Translate = Callable[[Request], Translation]
@@ -173,7 +178,7 @@ class ModelEndpoint(Endpoint):
         while True:
             try:
                 translated = await self._off_loop(request, self._translate, request)
-                pipeline, task_request, render, timeout_s, wording = translated
+                pipeline, task_request, render, timeout_s, wording, is_whole = translated
                 break
             except ModelLoading as missing:  # again, if the model has left the memory meanwhile
                 await self._wait_for_model(missing, request)
@@ -186,14 +191,20 @@ class ModelEndpoint(Endpoint):
             request.deadline = request.head.received + record.timeout_s
         try:
             max_bytes = self._max_response_bytes(pipeline, task_request, len(request.body))
-            answer = await pipeline.answer(task_request, request.response_deadline, request.priority, record)
+            answer = await pipeline.answer(
+                task_request,
+                request.response_deadline,
+                request.priority,
+                record,
+                max_bytes=MARGIN * max_bytes if is_whole else None,
+            )
         except Unprocessable as error:
             wording.apply(error)
             raise
         if pipeline.on_answer is not None:
             pipeline.on_answer(task_request, answer, record)
         response = await self._off_loop(request, render, answer, record)
-        check_response_size(len(response.body), MARGIN * max_bytes)
+        check_response_size(len(response.body), margin(pipeline) * max_bytes)
         request.check_deadline(time.monotonic())  # a blocked event loop delays the pipeline's timeout
         response.raw_headers += compute_headers(record, pipeline.model.engine_name)
         await self._sign(request, [pipeline], answer, response)
@@ -215,9 +226,14 @@ def task_translation(runtime: Runtime, task: str) -> Translate:
         request.record.task = task  # also of an invalid request
         task_request = bodies.parse(model, request.body)
         pipeline = runtime.catalog.pipeline(task, task_request.model, request.version)
-        return Translation(pipeline, task_request, renderer(task_request))
+        return Translation(pipeline, task_request, renderer(task_request), is_whole=True)
 
     return translate
+
+
+def margin(pipeline: Pipeline) -> int:
+    """Returns the factor on the maximum size of a response that is ready. The model must not have run in vain."""
+    return MARGIN_OF_TOKENS if hasattr(pipeline.model.task, "least_encoded_bytes") else MARGIN
 
 
 def renderer(request: TaskRequest) -> Callable[[Any, RequestRecord], TaskResponse]:
@@ -298,15 +314,3 @@ def _server_timing(ms: Mapping[Stage, float], batch_size: int) -> str:
     return ", ".join(
         [f"{stage};dur={duration:.2f}{size if stage == 'batch' else ''}" for stage, duration in ms.items()]
     )
-
-
-def check_response_size(size: int, max_bytes: int) -> None:
-    """Limits the size of a response: a small request cannot cause a large one.
-
-    Raises:
-        Unprocessable: the response is larger than `max_bytes`.
-    """
-    if size > max_bytes:
-        detail = f"The response would be larger than {max_bytes} bytes. Lower top_k or send fewer inputs."
-        error = FieldError("", "answer_too_large", max_bytes)
-        raise Unprocessable("answer_too_large", detail, field_errors=[error])

@@ -1,0 +1,90 @@
+"""Answers with a line for each token: they are refused before the model runs, or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.inference.local_runtime import LocalRuntime
+from swiftlet_serve.scheduling.model_scheduler import ModelScheduler
+from swiftlet_serve.settings import Settings
+from tests.support.app_client import AppClient
+from tests.support.artifacts import make_artifact, reseal
+
+LABELS = ("OTHER-1", "B-PER", "I-PER", "B-LOC")
+TEXTS = ["!?" * 23] * 128  # a token for each byte
+TOKENS = {"aggregation_strategy": "none", "ignore_labels": []}
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> LocalRuntime:
+    directory: Path = tmp_path_factory.mktemp("models")
+    models = reseal(make_artifact(directory, "entities"), labels=LABELS), make_artifact(directory, "score").path
+    return LocalRuntime.load(Settings(models=tuple(map(str, models)), engine="echo", cores=2, max_response_bytes=4096))
+
+
+@pytest.fixture(scope="module")
+def client(runtime: LocalRuntime) -> Iterator[AppClient]:
+    with AppClient(create_app(runtime), raise_server_exceptions=False) as client:
+        yield client
+
+
+LARGE: dict[str, tuple[str, dict[str, Any]]] = {
+    "own": ("/entities", {"inputs": TEXTS, "parameters": TOKENS}),
+    "details": ("/entities", {"inputs": TEXTS, "parameters": TOKENS, "details": True}),
+    "partial": ("/entities", {"inputs": [" ", *TEXTS], "parameters": TOKENS, "partial": True}),
+    "batch": ("/batch", {"requests": [{"task": "entities", "inputs": TEXTS, "parameters": TOKENS}]}),
+    "hugging face": ("/models/entities", {"inputs": TEXTS, "parameters": TOKENS}),
+    "kserve v1": ("/v1/models/entities:predict", {"instances": TEXTS, "parameters": TOKENS}),
+}
+
+
+@pytest.mark.parametrize("case", LARGE)
+def test_answer_with_too_many_tokens_is_refused_before_the_model_runs(
+    client: AppClient, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.setattr(ModelScheduler, "submit", None)
+    path, body = LARGE[case]
+    response = client.post(path, json=body)
+    assert (response.status_code, response.json()["code"]) == (422, "answer_too_large"), response.text[:200]
+
+
+def test_other_answers_are_never_refused(client: AppClient) -> None:
+    """Of tokens with ignored labels, nobody knows the number before. An answer may have some of its outputs only."""
+    for path, body in (
+        ("/entities", {"inputs": TEXTS, "parameters": {"aggregation_strategy": "none", "ignore_labels": ["OTHER-1"]}}),
+        ("/entities", {"inputs": TEXTS, "parameters": {"ignore_labels": []}}),
+        ("/score", {"inputs": TEXTS, "parameters": {"return_tokens": True}}),
+        (
+            "/v2/models/entities/infer",
+            {
+                "inputs": [{"name": "text", "shape": [len(TEXTS)], "datatype": "BYTES", "data": TEXTS}],
+                "parameters": {"aggregation_strategy": "none", "ignore_labels": "[]"},
+                "outputs": [{"name": "start"}],
+            },
+        ),
+    ):
+        response = client.post(path, json=body)
+        assert response.status_code == 200, response.text[:200]
+
+
+@pytest.mark.parametrize(
+    ("task", "parameters"), [("entities", TOKENS), ("score", {"return_tokens": True}), ("score", {}), ("entities", {})]
+)
+def test_least_size_is_never_above_the_size(
+    client: AppClient, runtime: LocalRuntime, task: str, parameters: dict[str, Any]
+) -> None:
+    by_token = "return_tokens" in parameters or parameters == TOKENS
+    for texts in (["ab"], ["🐝 é", "a b " * 20, "x!"], TEXTS[:20]):
+        body = {"inputs": texts, "parameters": parameters}
+        size = len(client.post(f"/{task}", json=body).content)
+        made = runtime.tasks[task].model.task
+        request = made.Request.model_validate_json(json.dumps(body))
+        least = made.least_encoded_bytes(request, made.encode(request))
+        assert least <= size
+        assert least >= size / 3 if by_token else least == 0
