@@ -56,7 +56,8 @@ def translate_config(architecture: str, settings: Mapping[str, Any], head: Head)
     checkpoints = module.CHECKPOINTS
     for key, only in checkpoints.fixed.items():
         if settings.get(key, only) != only and (key != "tie_word_embeddings" or head in _LANGUAGE_MODELS):
-            raise ConversionError(f"config.json: {key} {settings[key]!r} is not supported, only {only!r}.")
+            step = "Train a model with that"
+            raise ConversionError(f"config.json: {key} {settings[key]!r} is not supported, only {only!r}. {step}.")
     defaults = {field.name: field.default for field in fields(module.Config)} | dict(checkpoints.implied)
     try:
         settings = checkpoints.translate(settings)

@@ -285,15 +285,28 @@ def read_modules(directory: Path) -> list[tuple[str, Path]]:
     return [module for module in directories if module[0] != _IN_TRAINING]
 
 
+def _module_config(directory: Path) -> dict[str, Any]:
+    file = directory / "config.json"
+    if not file.exists():
+        step = "Copy the directory of the model with its folders, or download it once more"
+        raise ConversionError(f"{MODULES} names {directory.name}, but {directory.name}/{file.name} is missing. {step}.")
+    settings: dict[str, Any] = read_object(file)
+    return settings
+
+
 def _pooling(directory: Path, *, has_prompts: bool, is_unit: bool) -> Pooling:
     """Reads the pooling of a model, whose vectors have length 1 next if `is_unit`."""
-    config = read_object(directory / "config.json")
+    config = _module_config(directory)
     modes: object = config.get("pooling_mode", [mode for flag, mode in _FLAGS.items() if config.get(flag)])
     names = [modes] if isinstance(modes, str) else modes
     if names == [_ROOT_MEAN] and is_unit:
         names = ["mean"]
     if not isinstance(names, list) or len(names) != 1 or names[0] not in [*_POOLINGS]:
-        raise ConversionError(f"the pooling is not supported, only one of {', '.join(_POOLINGS)} is. {_TRAIN}.")
+        named = " with ".join(map(str, names)) if isinstance(names, list) else str(names)
+        raise ConversionError(
+            f"the pooling {named or 'none'} is not supported, only one of {', '.join(_POOLINGS)} is, or {_ROOT_MEAN} "
+            f"with a module Normalize next. {_TRAIN}."
+        )
     if has_prompts and not config.get("include_prompt", True):
         raise ConversionError("the pooling leaves out the tokens of the prompt, which is not supported.")
     return _POOLINGS[names[0]]
@@ -318,7 +331,7 @@ def _dense(directories: Sequence[Path], *, of_tokens: bool = False) -> tuple[Den
 def _one_dense(
     directory: Path, *, of_tokens: bool
 ) -> tuple[Dense, NDArray[np.floating[Any]], NDArray[np.floating[Any]]]:
-    config = read_object(directory / "config.json")
+    config = _module_config(directory)
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise ConversionError(

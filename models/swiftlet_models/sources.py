@@ -83,6 +83,7 @@ CLASSES: Final[Mapping[str, tuple[str, Head]]] = {
     "ForPreTraining": ("fill-mask", "masked_lm"),
     "GPT2LMHeadModel": ("score", "causal_lm"),
 }
+DISCRIMINATOR: Final = "ElectraForPreTraining"  # finds replaced tokens, which is no task here
 ENCODER: Final = re.compile(r"(?<!Head)(?<!Heads)Model$")  # the end of the name of a class without a head
 
 
@@ -147,6 +148,8 @@ def named_head(config: Mapping[str, Any]) -> tuple[str, Head] | None:
     """Returns the task and the head of the class that a `config.json` names. None if the class has no head."""
     names = config.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else ""
+    if name == DISCRIMINATOR:
+        return None
     return next((kind for ending, kind in CLASSES.items() if name.endswith(ending)), None)
 
 

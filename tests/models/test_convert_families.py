@@ -8,6 +8,8 @@ import pytest
 import torch
 import transformers
 
+from swiftlet_models.checkpoint_tensors import ConversionError
+from swiftlet_models.task_inference import infer_task
 from tests.models.test_convert import edit_config, edit_tensors, error_message, save
 from tests.support.checkpoints import HEADS, SMALL, TASKS, Task, convert, our_rows, reference_rows, relative_error, rows
 
@@ -62,7 +64,9 @@ def test_electra_discriminator_is_an_encoder_and_fills_no_mask(tmp_path: Path) -
     converted = convert(tmp_path, *HEADS["qa"], encoder_only=True)
 
     assert {name.split(".")[0] for name in converted.ignored} == {"discriminator_predictions"}
-    assert error_message(tmp_path, "fill-mask").startswith("the head of ElectraForPreTraining is not in")
+    assert error_message(tmp_path, "fill-mask").startswith("the checkpoint has no trained head for this task.")
+    with pytest.raises(ConversionError, match=r"names ElectraForPreTraining, .* swiftlet serve it:task=embed,pooling="):
+        infer_task(tmp_path, "it")
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.tasks import fill_mask
 from swiftlet_serve.types import Batch
+from tests.goldens import cases, families
 from tests.support.task_requests import MAX_TOKENS, encode, manifest, rejection
 
 
@@ -23,6 +25,18 @@ def fill(filler: fill_mask.FillMask, inputs: object, wanted: str, **parameters: 
     for row in rows:
         row[:, tokenizer.tokenize([wanted])[0].ids[-1]] = 20
     return filler.decode(request, encodings, Batch.of(encodings).split_rows(np.concatenate(rows)))
+
+
+def test_example_of_a_model_has_its_mask(tmp_path: Path) -> None:
+    for file in families.FILES["bpe"]:
+        shutil.copy(cases.HERE / file, tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{}", "utf-8")
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    task = fill_mask.create(tokenizer, manifest("fill-mask", tokenizer.vocab_size))
+    (encoding,) = task.encode(task.Request(**task.example))
+
+    assert task.example["inputs"] == "Paris is the <mask> of France."
+    assert encoding.input_ids[encoding.focus].tolist() == [tokenizer.mask_id]
 
 
 def test_fill_mask_returns_flat_list_for_one_mask(filler: fill_mask.FillMask) -> None:

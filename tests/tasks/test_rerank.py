@@ -114,8 +114,9 @@ def test_a_thousand_texts_get_the_scores_that_each_gets_alone(tmp_path: Path) ->
     assert all(scores[i] == scores[i + 333] == scores[i + 666] for i in range(333))
 
 
-def test_scores_of_an_embedding_model_are_cosines(tmp_path: Path) -> None:
-    model = save_encoder(tmp_path)
+@pytest.mark.parametrize("pooling", ["mean", "lasttoken"])
+def test_scores_of_an_embedding_model_are_cosines(pooling: str, tmp_path: Path) -> None:
+    model = save_encoder(tmp_path, pooling=pooling)
     (ranked,) = answers(tmp_path / "model", tmp_path / "out", {})
     query, texts = model.encode_query(QUERY), model.encode_document(TEXTS)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from starlette.testclient import TestClient
 
-from swiftlet_models.artifact import Embedding, seal
+from swiftlet_models.artifact import Embedding, Pooling, seal
 from swiftlet_models.datasets import DatasetError
 from swiftlet_models.encodings import Encoding
 from swiftlet_models.tokenizer import Tokenizer
@@ -292,8 +292,8 @@ def test_rows_of_a_text_do_not_depend_on_the_others(task: zero_shot.ZeroShot) ->
     assert [one.input_ids.tolist() for one in many] == [one.input_ids.tolist() for one in alone]
 
 
-def embedding_task(tokenizer: Tokenizer, **prompts: Any) -> Any:
-    embedding = Embedding("mean", normalize=True, **prompts)
+def embedding_task(tokenizer: Tokenizer, pooling: Pooling = "mean", **prompts: Any) -> Any:
+    embedding = Embedding(pooling, normalize=True, **prompts)
     return zero_shot.create(tokenizer, replace(manifest("zero-shot", 4), head="embedding", embedding=embedding))
 
 
@@ -311,6 +311,15 @@ def test_embedding_model_reads_texts_and_labels_alone(embedder: Any, tokenizer: 
 
     expected = tokenizer.encode(["ab", "c", "x", "y", "z"], 512)
     assert [one.input_ids.tolist() for one in encodings] == [one.input_ids.tolist() for one in expected]
+
+
+def test_vectors_of_the_last_token_are_read_there(tokenizer: Tokenizer) -> None:
+    """Of texts, of their windows and of labels, also of those that are kept."""
+    task = embedding_task(tokenizer, "last")
+    for made in (request(["ab", "c"], ["x", "yz"]), request("ab " * 600, ["yz", "q"], truncation="window")):
+        encodings = task.encode(made)
+        assert len(encodings) >= 4
+        assert [one.focus.tolist() for one in encodings] == [[len(one.input_ids) - 1] for one in encodings]
 
 
 def test_embedding_model_does_not_tokenise_known_labels_again(

@@ -67,7 +67,7 @@ def refusal(model_type: object) -> str | None:
     known = ", ".join(name.replace("_", "-") for name in model_types())
     if model_type is None:
         return f"config.json: there is no model_type. Set that of the model: {known}."
-    return f"config.json: model_type {model_type!r} is not supported; supported are {known}."
+    return f"config.json: model_type {model_type!r} is not supported; supported are {known}. Fine-tune one of these."
 
 
 def describe(name: str) -> Description:

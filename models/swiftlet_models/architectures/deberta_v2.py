@@ -158,7 +158,7 @@ def translate(settings: Mapping[str, Any]) -> dict[str, Any]:
     if kinds and not settings.get("relative_attention", False):
         raise ValueError("relative_attention false is not supported with a pos_att_type.")
     if settings.get("conv_kernel_size") not in (None, 0):
-        raise ValueError("conv_kernel_size is not supported: a convolution follows the first layer.")
+        raise ValueError("conv_kernel_size is not supported: it adds a convolution. Fine-tune DeBERTa v3.")
     for name in ("embedding_size", "pooler_hidden_size"):
         if settings.get(name) not in (None, settings.get("hidden_size")):
             raise ValueError(f"{name} is not supported unless it is the hidden_size.")

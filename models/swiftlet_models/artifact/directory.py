@@ -229,9 +229,13 @@ def read_manifest(path: Path) -> Manifest:
 def _verify(path: Path, name: str, expected: File) -> None:
     actual = _measure(path, name)
     if actual.size != expected.size:
-        raise ArtifactError(f"{path.name}: {name} has {actual.size} bytes, not {expected.size}.")
+        raise ArtifactError(f"{path.name}: {name} has {actual.size} bytes, not {expected.size}. {_again(path)}")
     if actual.sha256 != expected.sha256:
-        raise ArtifactError(f"{path.name}: {name} was altered: its SHA-256 is not the one listed.")
+        raise ArtifactError(f"{path.name}: {name} was altered: its SHA-256 is not the one listed. {_again(path)}")
+
+
+def _again(path: Path) -> str:
+    return f"Copy the artifact once more. `swiftlet cache {path.name} --clear` removes one that `swiftlet serve` made."
 
 
 def _measure(path: Path, name: str) -> File:

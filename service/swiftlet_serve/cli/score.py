@@ -64,7 +64,7 @@ def _delimiter(context: click.Context, parameter: click.Parameter, value: str) -
 
 @click.command()
 @click.argument("input", required=False)
-@click.option("--model", help="Artifact directory or name of a bundled model.")
+@click.option("--model", help="Model, as for `swiftlet serve`: a bundled one, an artifact or a checkpoint.")
 @task_option
 @click.option(
     "--out",

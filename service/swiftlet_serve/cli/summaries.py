@@ -43,7 +43,7 @@ def _banner(addresses: Addresses, runtime: Runtime) -> Iterator[str]:
     yield f"Swiftlet is listening on {url}{admin}{grpc}\n"
     for task, pipeline in runtime.tasks.items():
         own = pipeline.model.task
-        example = getattr(own, "EXAMPLE", None) or own.Request.model_config["json_schema_extra"]["examples"][0]
+        example = getattr(own, "example", None) or own.Request.model_config["json_schema_extra"]["examples"][0]
         body = shlex.quote(json.dumps(example, ensure_ascii=False))
         yield f"curl {url}/{task} -H 'Content-Type: application/json' -d {body}"
 

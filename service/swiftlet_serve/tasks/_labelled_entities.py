@@ -58,7 +58,7 @@ class LabelledEntities(EntitiesTask):
     (1, H), and the windows have the text alone.
     """
 
-    EXAMPLE: ClassVar = {"inputs": "Clara lives in Bern.", "parameters": {"labels": ["person", "city"]}}
+    example: ClassVar = {"inputs": "Clara lives in Bern.", "parameters": {"labels": ["person", "city"]}}
 
     def __init__(
         self,

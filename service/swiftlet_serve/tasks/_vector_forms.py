@@ -6,7 +6,7 @@ gives them all. A form picks its columns, and `focused` the positions that the h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 
@@ -122,10 +122,12 @@ class Forms:
         """Returns sequences with their prefixes, whose head reads what the outputs need."""
         if is_query and self.static_query:
             return [self._unwrapped(encoding) for encoding in encodings]
-        return [
-            self._read(self._prefixed(encoding, is_query=is_query), outputs, is_query=is_query)
-            for encoding in encodings
-        ]
+        prefixed = [self._prefixed(encoding, is_query=is_query) for encoding in encodings]
+        return [self._read(encoding, outputs, is_query=is_query) for encoding in self.pooled(prefixed)]
+
+    def pooled(self, encodings: Iterable[Encoding]) -> list[Encoding]:
+        """Returns sequences whose head reads the token that the vector is made of, if it is made of one."""
+        return tasks.read_last(encodings) if self.embedding.pooling == "last" else list(encodings)
 
     def _unwrapped(self, encoding: Encoding) -> Encoding:
         """Returns a query without the special tokens around it, whose tokens are looked up."""

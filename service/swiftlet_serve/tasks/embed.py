@@ -194,8 +194,6 @@ class Embed(OneByOne):
             encodings = self._encode_ids(request, prompt, limit, parameters.truncation)
         else:
             encodings = self._encode_texts(request, prompt, limit, parameters.truncation)
-        if self.embedding.pooling == "last":
-            encodings = tasks.read_last(encodings)
         return self.forms.focused(encodings, outputs, is_query=is_query)
 
     def _encode_texts(

@@ -65,12 +65,14 @@ class FillMaskParameters(Strict):
 DEFAULTS: Final = FillMaskParameters()
 
 
+def _example(mask: str) -> dict[str, Any]:
+    return {"inputs": f"Paris is the {mask} of France.", "parameters": {"top_k": 3}}
+
+
 class FillMaskRequest(Request):
     """A fill-mask request in the Hugging Face Inference format."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"inputs": "Paris is the [MASK] of France.", "parameters": {"top_k": 3}}]}
-    )
+    model_config = ConfigDict(json_schema_extra={"examples": [_example("[MASK]")]})
 
     inputs: Annotated[
         str | Texts,
@@ -121,6 +123,7 @@ class FillMask(OneByOne):
             raise ValueError("fill-mask needs a tokenizer that has a mask token.")
         self.tokenizer = tokenizer
         self.mask = tokenizer.mask  # as it is written in a text
+        self.example = _example(self.mask)
         self.max_tokens = manifest.max_tokens
 
     def encode(self, request: FillMaskRequest) -> list[Ranked]:

@@ -145,7 +145,8 @@ class EmbeddingZeroShot(ZeroShotTask):
         prompted = [self._prompt + text for text in texts]
         limits, most = (self.max_tokens, request.parameters.truncation), self.max_sequences
         places = pointers(request.inputs)
-        encodings = _windows.encode(self.tokenizer, prompted, *limits, places, most, prefix=self._prompt)
+        windows = _windows.encode(self.tokenizer, prompted, *limits, places, most, prefix=self._prompt)
+        encodings = self._forms.pooled(windows)
         for i, hypothesis in enumerate(in_turns(_hypotheses(request)), start=len(texts)):
             encoding = self._kept[hypothesis]
             if len(encoding.input_ids) > self.max_tokens:
@@ -174,7 +175,8 @@ class EmbeddingZeroShot(ZeroShotTask):
             (other,) = self.tokenizer.ids([self._prompt + words])
             own = other if 0 < len(other) <= len(own) else own
         sequence, types, _ = self.tokenizer.wrap(own)
-        return kept(Encoding(sequence, types, np.zeros(1, np.int64)))
+        (encoding,) = self._forms.pooled([Encoding(sequence, types, np.zeros(1, np.int64))])
+        return kept(encoding)
 
     def decode(self, request: ZeroShotRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> Any:
         """Returns the labels of each text, or of the only one if `inputs` is a text, best first."""

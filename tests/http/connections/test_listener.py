@@ -33,7 +33,7 @@ def test_bind_reports_an_address_in_use():
     taken = bind("127.0.0.1", 0)
     taken.listen()
 
-    with taken, pytest.raises(SetupError, match=r"Cannot listen on 127.0.0.1, port .*: Address already in use"):
+    with taken, pytest.raises(SetupError, match=r"Cannot listen on 127.0.0.1, port .*: Address already in use\. Stop"):
         bind("127.0.0.1", taken.getsockname()[1])
 
 

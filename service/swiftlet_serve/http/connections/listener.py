@@ -15,6 +15,7 @@ import ssl
 import struct
 import sys
 from collections.abc import Callable
+from errno import EADDRINUSE
 from typing import Final, Protocol, runtime_checkable
 
 from swiftlet_serve.errors import SetupError
@@ -69,7 +70,8 @@ def bind(host: str, port: int, shared: bool = False) -> socket.socket:
 
 
 def _listen_error(host: str, port: int, error: OSError) -> SetupError:
-    return SetupError(f"Cannot listen on {host}, port {port}: {error.strerror or error}.")
+    step = " Stop what listens there, or choose another port; 0 is a free one." * (error.errno == EADDRINUSE)
+    return SetupError(f"Cannot listen on {host}, port {port}: {error.strerror or error}.{step}")
 
 
 @runtime_checkable

@@ -64,7 +64,8 @@ class RouteTable:
 
 def unknown_route() -> NotFound:
     """Returns the error of a path that no route has."""
-    return NotFound("unknown_route", "No route has this path. GET /openapi.json lists the routes.")
+    detail = "No route has this path, or no served model does its task. GET /openapi.json lists the routes."
+    return NotFound("unknown_route", detail)
 
 
 def unsupported_method(allow: str) -> MethodNotAllowed:
