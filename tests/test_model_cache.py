@@ -256,6 +256,25 @@ def test_nothing_stays_of_an_entry_that_is_removed(checkpoint: Path, tmp_path: P
     assert [*tmp_path.iterdir()] == []
 
 
+def test_no_note_of_a_killed_process_stays_or_counts(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier versions wrote a file with the number of the process. It can be that of another container's process."""
+    path = serve(checkpoint, tmp_path)
+    (note,) = tmp_path.glob(f"*{model_cache.STATE}")
+    digest = note.read_text("ascii")
+    note.write_text(digest[:7], "ascii")  # its writer was killed, or writes
+    killed = [tmp_path / f"{'0' * 24}.{suffix}" for suffix in ("1", "state")]
+    for file in killed:
+        file.touch()
+    (tmp_path / "notes.1").touch()  # another program's
+    assert (serve(checkpoint, tmp_path), note.read_text("ascii")) == (path, digest)
+    serve(Path(f"{checkpoint}:name=other"), tmp_path)
+    assert [file.name for file in tmp_path.iterdir() if file.suffix not in ("", ".lock", ".state")] == ["notes.1"]
+    assert not any(file.exists() for file in killed)
+    assert note.exists()
+
+
 @pytest.mark.parametrize("at", range(1, 4))
 def test_an_entry_that_is_removed_meanwhile_is_made_again(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int

@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -35,7 +36,9 @@ NONE: Final = "none"  # instead of a directory: a temporary one, which ends with
 CONVERSION: Final = 3  # of checkpoints; a change that makes other artifacts of them gets the next number
 LIMIT_BYTES: Final = 20 << 30  # of a cache; entries that were used least recently are removed first
 LOCK: Final = ".lock"
-STATE: Final = ".state"  # a file with the hash of the content of files in this state
+STATE: Final = ".state"  # a note: a file with the hash of the content of files in this state
+DIGEST: Final = re.compile("[0-9a-f]{24}")
+NOTE: Final = re.compile(rf"{DIGEST.pattern}\.(state|\d+)")  # with a number: earlier versions left it
 RETRIES: Final = 100
 RETRY_S: Final = 0.05
 MAX_FILE_DEPTH: Final = 2  # of a checkpoint: modules of sentence-transformers are directories
@@ -119,29 +122,30 @@ class ModelCache:
                 if not _is_current(lock.fileno(), file):
                     return False
                 shutil.rmtree(self._root / key, ignore_errors=True)
-                for state in self._root.glob(f"*{STATE}"):
-                    with suppress(OSError):
-                        if state.read_text("utf-8") == key.rpartition("-")[2]:
-                            state.unlink()
                 file.unlink()
+                self._drop_notes()
         except OSError:  # a process uses it, or it is another user's
             return False
         return True
 
     def _digest(self, directories: Sequence[Path], source: ModelSource) -> str:
         """Returns a hash of a checkpoint's content. It is kept by the state of the files, which takes less to read."""
-        state = self._root / f"{_hash(directories, source, _state)}{STATE}"
-        try:
-            return state.read_text("utf-8")
-        except OSError:
-            digest = _hash(directories, source, _content)
-        try:
-            new = state.with_suffix(f".{os.getpid()}")
-            new.write_text(digest, "utf-8")
-            new.rename(state)
-        except OSError as error:
-            raise self._unusable(error) from None
+        note = self._root / f"{_hash(directories, source, _state)}{STATE}"
+        with suppress(OSError):
+            if DIGEST.fullmatch(digest := note.read_text("ascii", "replace")):  # else its writer was killed
+                return digest
+        digest = _hash(directories, source, _content)
+        with suppress(OSError):  # without a note, the next start reads the content again
+            note.write_text(digest, "ascii")  # in place, since others write the same, and a part of it does not count
         return digest
+
+    def _drop_notes(self) -> None:
+        """Removes the notes of content that has no lock. If it gets one just now, the next start writes its note."""
+        locked = {lock.stem.rpartition("-")[2] for lock in self._root.glob(f"*{LOCK}")}
+        for note in filter(NOTE.fullmatch, os.listdir(self._root)):
+            with suppress(OSError):
+                if not note.endswith(STATE) or (self._root / note).read_text("ascii", "replace") not in locked:
+                    (self._root / note).unlink()
 
     def _use(self, key: str, is_complete: Callable[[], bool], make: Callable[[int], object]) -> None:
         """Makes an entry unless it is complete, and holds a shared lock on it until this process ends."""
@@ -174,6 +178,7 @@ class ModelCache:
         for lock in self._root.glob(f"*{LOCK}"):
             if not lock.with_suffix("").exists():  # its import has failed
                 self._clear(lock.stem)
+        self._drop_notes()
         total = 0
         for entry in self.entries():
             total += entry.size
