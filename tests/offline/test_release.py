@@ -33,6 +33,7 @@ from swiftlet_serve.offline.evaluate import Evaluation, Measure
 from swiftlet_serve.offline.fidelity import Fidelity
 from swiftlet_serve.types import Batch
 from swiftlet_serve.workers.golden import replay
+from swiftlet_serve.workers.hosted_model import host_model
 from tests.support import networks
 from tests.support.artifacts import VOCABULARY, make_artifact
 from tests.support.checkpoints import SMALL, reference, relative_error
@@ -328,15 +329,18 @@ def test_card_without_data_file_records_native_latency(plain):
 
 
 @needs_kernels
-def test_release_survives_rejection_by_native_engine(out):
+def test_release_survives_rejection_by_native_engine(out, plain):
     messages: list[str] = []
     with mock.patch.object(native.Native, "extra_tolerance", -1.0):
-        card = make(out, draft("bert", "classify"), report=messages.append).card()
+        artifact = make(out, draft("bert", "classify"), report=messages.append)
+        hosted, _ = host_model([artifact], "native")
+        with pytest.raises(ArtifactError, match=r"by .*\. The tolerance .*: choose --engine onnx_cpu\."):
+            host_model([plain], "native")  # it was accepted where it was made
 
-    assert "the engine's answers differ from the golden answers" in card["native"]["refused"]
-    assert any(
-        line.startswith("the native engine rejects the artifact, so serve it with onnx_cpu") for line in messages
-    )
+    refused = artifact.card()["native"]["refused"]
+    assert "the engine's answers differ from the golden answers" in refused
+    assert f"the native engine rejects the artifact, which onnx_cpu serves instead: {refused}" in messages
+    assert hosted.engine.title == "onnx_cpu"
 
 
 def test_card_omits_native_engine_without_kernels(out):

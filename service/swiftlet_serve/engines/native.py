@@ -15,8 +15,8 @@ Where the CPU has AMX, products run on tiles. The operating system may refuse th
 their content. So the kernel is tested when it is loaded, and some sums are computed again in every call. After a wrong
 sum the process uses no tiles. The engine's title gives the kernel, and why a faster one does not serve.
 
-If no kernel is compiled for this CPU, or folding does not support the network, `onnx_cpu` serves the artifact, and a
-warning gives the reason.
+If no kernel is compiled for this CPU, folding does not support the network, or the card says that this engine was
+refused when the artifact was made, `onnx_cpu` serves the artifact, and a warning gives the reason.
 """
 
 from __future__ import annotations
@@ -466,6 +466,9 @@ def _native(
         raise FoldingError("no kernel is compiled for this CPU")
     if manifest.precision not in PRECISIONS:
         raise FoldingError(f"the precision is {manifest.precision}")
+    made = artifact.card().get("native")
+    if isinstance(made, dict) and "refused" in made:  # then the answers of onnx_cpu decided on the precision
+        raise FoldingError(f"it was refused when the artifact was made ({str(made['refused']).removesuffix('.')})")
     with _open(artifact) as weights:
         folded = fold_artifact(artifact, weights, part=part)
         source = " ".join(each.weights_sha256 for each in sources or [artifact])

@@ -233,7 +233,7 @@ class Stage:
 
     def host_instead(self, error: ArtifactError) -> tuple[Engine, float]:
         """Records why the native engine does not serve, and returns the engine that does, as `host`."""
-        self.report(f"the native engine rejects the artifact, so serve it with onnx_cpu: {error}")
+        self.report(f"the native engine rejects the artifact, which onnx_cpu serves instead: {error}")
         self.card["native"] = {"refused": str(error)}
         return self.host("onnx_cpu")
 
