@@ -164,6 +164,11 @@ def test_labels_are_encoded_once_for_all_requests(two_encoders: Artifact, monkey
         reversed_ = client.post("/entities", json={"inputs": TEXT, "parameters": {"labels": [*NAMES[::-1], "day"]}})
         assert reversed_.status_code == 200
         assert sorted(heads[6:]) == [0, 1]
+        many = {"inputs": ["Bern"] * 40, "parameters": {"labels": [f"name {number}" for number in range(20)]}}
+        answers = [client.post("/entities", json=many | {"partial": partial}) for partial in (True, False)]
+        assert answers[0].json() == answers[1].json()
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert heads[8:].count(1) == 20
 
 
 def test_artifact_with_two_encoders_is_verified(two_encoders: Artifact, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar
 import numpy as np
 from pydantic import BaseModel
 
-from swiftlet_models.encodings import Encoding
+from swiftlet_models.encodings import Encoding, distinct
 from swiftlet_serve.errors import DeadlineExceeded, FieldError, Internal, NotFound, Unavailable, Unprocessable
 from swiftlet_serve.inference import partial_results, text_threads
 from swiftlet_serve.inference.kept_rows import KeptRows
@@ -197,8 +197,10 @@ class Pipeline:
                 try:
                     inputs = await self._encode(request, record)
                     sequences = [sequence for input_ in inputs for sequence in input_.encodings]
-                    lengths += [len(sequence.input_ids) for sequence in sequences if not sequence.looked_up]
-                    check_size(self.model.task, sequences, self._settings.max_queued_tokens)
+                    kept_rows = self._kept_rows if any(sequence.kept for sequence in sequences) else None
+                    computed = [*distinct(sequences).values()] if kept_rows is not None else sequences
+                    lengths += [len(sequence.input_ids) for sequence in computed if not sequence.looked_up]
+                    check_size(self.model.task, computed, self._settings.max_queued_tokens)
                     check_duration(lengths, self._scheduler.minimum_s, self._longest_s)
                     if len(lengths) > MAX_SEQUENCES:  # checking them takes milliseconds, and so does queueing them
                         await asyncio.sleep(0)
@@ -211,14 +213,12 @@ class Pipeline:
                 if together is not None:
                     await together.wait()
                 read = [replace(sequence, head=self.head) for sequence in sequences] if self.head else sequences
-                kept_rows = self._kept_rows
-                keeps = kept_rows is not None and any(sequence.kept for sequence in read)
-                submit = kept_rows.submit if kept_rows is not None and keeps else self._scheduler.submit
+                submit = kept_rows.submit if kept_rows is not None else self._scheduler.submit
                 rows = submit([each for each in read if not each.looked_up], deadline, priority, record)
                 if record is not None:
                     record.tokens += sum([len(each.input_ids) for each in read if each.looked_up])
-                computed = iter(await _gather(rows, () if len(inputs) == 1 else Internal))
-                outcomes = [NO_ROW if each.looked_up else next(computed) for each in read]
+                found = iter(await _gather(rows, () if len(inputs) == 1 else Internal))
+                outcomes = [NO_ROW if each.looked_up else next(found) for each in read]
                 return await self._decode(inputs, sequences, outcomes, record)
         except (DeadlineExceeded, Unavailable):
             if record is not None and lengths:
