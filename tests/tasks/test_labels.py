@@ -123,6 +123,8 @@ def check_int8(artifact: Artifact) -> None:
     certificate = artifact.certificate()
     assert certificate is not None
     assert {*certificate["comparisons"][0]["agreement"]} == {"probability", "answers"}
+    for latency in certificate["latency"].values():
+        assert latency.get("label", {}).get("tokens") == (8 if artifact.of_labels else None)
     model = load_model(artifact.path, "native")
     request = model.task.Request.model_validate({"inputs": [*labels.TEXTS], "parameters": {"labels": NAMES}})
     encodings = model.task.encode(request)
