@@ -22,7 +22,7 @@ from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_models.weakness import Weakness
 from swiftlet_models.weights import read_weights, save_weights
 from swiftlet_serve.cli.main import main
-from swiftlet_serve.engines import native
+from swiftlet_serve.engines import _kernel_selection, native
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.loading import load_model
 from swiftlet_serve.offline import probe, stage
@@ -41,7 +41,7 @@ from tests.support.networks import NETWORKS, draft, make, network
 from tests.support.tiers import first, first_of_each
 
 WORD, FFN = "encoder.embeddings.word.weight", "encoder.layers.0.ffn_in.weight"
-needs_kernels = pytest.mark.skipif(native.best() is None, reason="there are no kernels for this CPU")
+needs_kernels = pytest.mark.skipif(_kernel_selection.best() is None, reason="there are no kernels for this CPU")
 
 
 @pytest.fixture
@@ -299,7 +299,7 @@ def test_engine_that_serves_decides(out, reviews, scores, onnx, served, refused)
     assert card["int8"]["loss"] == 10
     assert card["native"]["loss"] == pytest.approx(0.1)
     assert card["native"]["low"] < 0.1 < card["native"]["high"]
-    assert card["native"]["engine"] == f"native ({native.best().kernel})" == card["fidelity"]["engine"]
+    assert card["native"]["engine"] == f"native ({_kernel_selection.best().kernel})" == card["fidelity"]["engine"]
     assert card["native"]["scores"]["accuracy"]["value"] == served
     assert card["native"]["agreement"]["n"] == 1000
     assert card["native"]["latency"]["milliseconds"] > 0
@@ -308,7 +308,7 @@ def test_engine_that_serves_decides(out, reviews, scores, onnx, served, refused)
 def test_onnx_runtime_decides_without_kernels(out, reviews, scores):
     scores(90.0, 80.0)
     with (
-        mock.patch.object(native, "select", return_value=native.Selection(None, ())),
+        mock.patch.object(_kernel_selection, "select", return_value=_kernel_selection.Selection(None, ())),
         pytest.raises(ReleaseError, match=r"^int8 loses 10\.00 points"),
     ):
         make(out, draft("bert", "classify"), Measure(reviews))
@@ -344,7 +344,7 @@ def test_release_survives_rejection_by_native_engine(out, plain):
 
 
 def test_card_omits_native_engine_without_kernels(out):
-    with mock.patch.object(native, "select", return_value=native.Selection(None, ())):
+    with mock.patch.object(_kernel_selection, "select", return_value=_kernel_selection.Selection(None, ())):
         assert "native" not in make(out, draft("bert", "classify")).card()
 
 

@@ -24,7 +24,7 @@ from swiftlet_models.artifact import Artifact, ArtifactError
 from swiftlet_models.artifact.parsing import parse
 from swiftlet_models.checkpoint_tensors import ConversionError
 from swiftlet_models.label_checkpoints import find_label_checkpoint
-from swiftlet_models.labelling import LabelledText, Words
+from swiftlet_models.label_reader import LabelledText, Words
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.http.app import create_app
