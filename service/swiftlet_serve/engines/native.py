@@ -35,7 +35,7 @@ from typing import ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftlet_models.artifact import Artifact, ArtifactError, Precision
+from swiftlet_models.artifact import CARD, Artifact, ArtifactError, Precision
 from swiftlet_models.folded import Folded, FoldingError
 from swiftlet_models.folding import MULTIPLE, Part, fold_artifact
 from swiftlet_models.tensors import Adapted, Weights, WeightsError, round_to_bf16
@@ -339,7 +339,7 @@ def _native(
         raise FoldingError("no kernel is compiled for this CPU")
     if manifest.precision not in PRECISIONS:
         raise FoldingError(f"the precision is {manifest.precision}")
-    made = artifact.card().get("native")
+    made = artifact.card().get("native") if (artifact.path / CARD).is_file() else None  # one in the making has none
     if isinstance(made, dict) and "refused" in made:  # then the answers of onnx_cpu decided on the precision
         raise FoldingError(f"it was refused when the artifact was made ({str(made['refused']).removesuffix('.')})")
     with _open(artifact) as weights:
