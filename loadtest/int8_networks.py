@@ -20,7 +20,7 @@ from swiftlet_models.heads import Model
 from swiftlet_models.program import Block, Multiply, Step, reading_late
 from swiftlet_models.tensors import block_of, pack
 from swiftlet_serve.benchmark import baselines
-from swiftlet_serve.engines import native
+from swiftlet_serve.engines import _kernel_selection, native
 from swiftlet_serve.engines._matrices import quantise
 from swiftlet_serve.engines.onnx_cpu import PaddedOnnx, RaggedOnnx, adds_in_32_bits, ragged_inputs, session
 from swiftlet_serve.offline.activations import find_ranges
@@ -202,7 +202,7 @@ def openvino_int8(subject: Subject) -> Engine:
 
 
 def in_native(subject: Subject) -> Engine:
-    library = native.best()
+    library = _kernel_selection.best()
     if library is None:
         raise ImportError("there are no native kernels for this CPU")
     return native.Native(library, subject.folded)

@@ -36,7 +36,7 @@ from swiftlet_models.heads import Model, build, weights_of
 from swiftlet_models.program import Attend, Multiply, Norm, Step
 from swiftlet_models.weights import save_weights
 from swiftlet_serve.benchmark.networks import VOCABULARY_SIZE, batch_of
-from swiftlet_serve.engines import native
+from swiftlet_serve.engines import _kernel_selection, native
 from swiftlet_serve.offline.environment import current_environment
 from swiftlet_serve.types import Engine
 from swiftlet_train.loop.lamb import Lamb
@@ -180,7 +180,7 @@ def without(folded: Folded, removed: Callable[[Step], bool]) -> Folded:
 
 def measure_shares(shape: Shape, tokens: int, rounds: int) -> dict[str, float]:
     """Returns the seconds of CPU time of each of `PARTS` of a network, for a sequence of so many tokens."""
-    library, _ = native.select()
+    library, _ = _kernel_selection.select()
     if library is None:
         raise SystemExit("There are no kernels for this CPU.")
     whole = fold(shape.architecture, {"vocab_size": VOCABULARY_SIZE, **shape.config}, weights_of(make(shape)))

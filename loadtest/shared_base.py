@@ -19,9 +19,10 @@ from loadtest.shared_trunk import ENCODER, medians, networks
 from swiftlet_models.folding import fold
 from swiftlet_models.tensors import Adapted
 from swiftlet_serve.benchmark.networks import RELEASED, random_sequences
+from swiftlet_serve.engines._kernel_selection import select
 from swiftlet_serve.engines._program_numbers import without_adapter
 from swiftlet_serve.engines._shared_trunk import SharedTrunk
-from swiftlet_serve.engines.native import Native, select
+from swiftlet_serve.engines.native import Native
 from swiftlet_serve.offline.environment import current_environment
 from swiftlet_serve.types import Batch, Engine
 

@@ -20,8 +20,9 @@ import torch
 from swiftlet_models.folding import Part, fold
 from swiftlet_models.heads import build, weights_of
 from swiftlet_serve.benchmark.networks import RELEASED, random_sequences
+from swiftlet_serve.engines._kernel_selection import select
 from swiftlet_serve.engines._shared_trunk import SharedTrunk
-from swiftlet_serve.engines.native import Native, select
+from swiftlet_serve.engines.native import Native
 from swiftlet_serve.offline.environment import current_environment
 from swiftlet_serve.types import Batch, Engine
 

@@ -29,7 +29,7 @@ from swiftlet_models.convert import ConvertedCheckpoint
 from swiftlet_models.encodings import Encoding
 from swiftlet_models.folding import fold
 from swiftlet_models.graphs.ragged import in_fp32, of_int8
-from swiftlet_serve.engines import native
+from swiftlet_serve.engines import _kernel_selection
 from swiftlet_serve.engines.native import Native
 from swiftlet_serve.engines.onnx_cpu import RaggedOnnx, adds_in_32_bits
 from swiftlet_serve.types import Batch
@@ -109,7 +109,7 @@ def _expected(model: Any, task: Task, ids: Tensor, types: Tensor, focus: Tensor)
 
 def _engine_rows(converted: ConvertedCheckpoint, batch: Batch) -> Iterator[Tensor | None]:
     folded = fold(converted.architecture, converted.config, weights(converted.model))
-    library = native.best()
+    library = _kernel_selection.best()
     engines = [RaggedOnnx(folded, multiply, 1) for multiply in (in_fp32, of_int8(folded, signed=adds_in_32_bits()))]
     for engine in [*engines, None if library is None else Native(library, folded)]:
         yield None if engine is None else torch.from_numpy(np.concatenate(engine.run(batch)))
@@ -155,7 +155,7 @@ def in_markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def main() -> None:
     header = ["architecture", "task", "torch, fp32", "onnx_cpu, fp32", "onnx_cpu, int8", "native, int8"]
-    kernel = native.select().library
+    kernel = _kernel_selection.select().library
     text = f"""# Parity with transformers
 
 The largest difference of a row from the row that transformers computes, relative to the root mean square length of the

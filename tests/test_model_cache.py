@@ -8,6 +8,9 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -217,6 +220,49 @@ def test_what_another_user_has_left_stays(tmp_path: Path, monkeypatch: pytest.Mo
     assert len([*tmp_path.glob(f"*{model_cache.LOCK}")]) == (2 if call == "open" else 3)
 
 
+@contextmanager
+def reader(cache: Path) -> Iterator[None]:
+    """Runs the block as a user who may not write a cache: another one, or the owner of a cache without its rights."""
+    for path in (cache, *cache.rglob("*")):
+        path.chmod(path.stat().st_mode & ~0o222)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+        cache.chmod(0o755)
+        for path in cache.rglob("*/"):
+            path.chmod(0o755)
+
+
+def test_a_user_who_only_reads_a_cache_serves_of_it(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with tempfile.TemporaryDirectory() as temporary:  # pytest's own is for one user
+        Path(temporary).chmod(0o755)
+        cache, own = Path(temporary, "cache"), Path(shutil.copytree(checkpoint, Path(temporary, "Tiny")))
+        path = serve(own, cache)
+        (lock,) = cache.glob(f"*{model_cache.LOCK}")
+
+        with reader(cache):
+            assert fetch(own, cache, fail) == path
+        (entry,) = ModelCache(str(cache)).entries()
+        assert not ModelCache(str(cache)).remove(entry)
+        os.close(model_cache._held.pop(lock))
+
+        lock.chmod(0)  # earlier versions kept locks for their owners
+        with reader(cache):
+            assert fetch(own, cache, fail) == path
+        assert "is served without a lock" in caplog.text
+
+        path.parent.chmod(0)
+        refusal = r"is another user's, .* chmod -R a\+rX .*, or set model_cache"
+        with pytest.raises(SetupError, match=refusal), reader(cache):
+            fetch(own, cache, fail)
+        lock.chmod(0o600)
+        assert ModelCache(str(cache)).remove(entry)
+
+
 def test_a_model_in_use_is_not_removed(checkpoint: Path, filled: Path) -> None:
     program = f"{SERVE}; input()"
     process = subprocess.Popen(
@@ -254,6 +300,25 @@ def test_nothing_stays_of_an_entry_that_is_removed(checkpoint: Path, tmp_path: P
     (entry,) = cache.entries()
     assert cache.remove(entry)
     assert [*tmp_path.iterdir()] == []
+
+
+def test_no_note_of_a_killed_process_stays_or_counts(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier versions wrote a file with the number of the process. It can be that of another container's process."""
+    path = serve(checkpoint, tmp_path)
+    (note,) = tmp_path.glob(f"*{model_cache.STATE}")
+    digest = note.read_text("ascii")
+    note.write_text(digest[:7], "ascii")  # its writer was killed, or writes
+    killed = [tmp_path / f"{'0' * 24}.{suffix}" for suffix in ("1", "state")]
+    for file in killed:
+        file.touch()
+    (tmp_path / "notes.1").touch()  # another program's
+    assert (serve(checkpoint, tmp_path), note.read_text("ascii")) == (path, digest)
+    serve(Path(f"{checkpoint}:name=other"), tmp_path)
+    assert [file.name for file in tmp_path.iterdir() if file.suffix not in ("", ".lock", ".state")] == ["notes.1"]
+    assert not any(file.exists() for file in killed)
+    assert note.exists()
 
 
 @pytest.mark.parametrize("at", range(1, 4))

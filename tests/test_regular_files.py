@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from swiftlet_models.checkpoint_card import languages
+from swiftlet_models.datasets import DatasetError, documents
 from swiftlet_models.pair_prompts import is_qwen3_reranker
 from swiftlet_serve.cli.main import main
 from swiftlet_serve.cli.options import DataFile
@@ -23,6 +24,9 @@ from swiftlet_serve.inference.model_source import parse
 from swiftlet_serve.migration.endpoint import read_key
 from swiftlet_serve.repository.store import DirectoryStore, RepositoryError
 from swiftlet_serve.workers.signature import public_key, signing_key
+from swiftlet_train.recipe.checks import RecipeError
+from swiftlet_train.recipe.reading import read_recipe
+from swiftlet_train.study import read_study
 
 READERS = {
     "API keys": ApiKeys.read,
@@ -46,6 +50,15 @@ def pipe(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 def test_settings_name_regular_files(read: Callable[[Path], object], pipe: Path) -> None:
     with pytest.raises((SetupError, RepositoryError), match=r"(is not|[Gg]ive) a regular file"):
+        read(pipe)
+
+
+@pytest.mark.parametrize("name", ["t.txt", "t.tsv", "t.json", "t.jsonl.gz", "t.xz", "t.tar.xz", "recipe", "study"])
+def test_data_and_recipes_are_regular_files(name: str, tmp_path: Path) -> None:
+    """Also in a folder of data, whose files no command checks when it starts."""
+    os.mkfifo(pipe := tmp_path / name)
+    read = {"recipe": read_recipe, "study": read_study}.get(name, lambda file: list(documents(file)))
+    with pytest.raises((DatasetError, RecipeError), match=f"cannot be read: {name} is not a regular file"):
         read(pipe)
 
 

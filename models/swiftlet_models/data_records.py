@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from swiftlet_models.errors import ModelError
+from swiftlet_models.regular_file import check_regular
 
 
 class DatasetError(ModelError):
@@ -148,10 +149,12 @@ def json_lines(file: str, content: str) -> Iterator[tuple[int, dict[str, Any]]]:
 def read_text(path: Path) -> str:
     """Returns the content of a text file, plain or `.gz`, without a byte order mark. Raises DatasetError."""
     try:
+        check_regular(path)
         content = path.read_bytes()
         content = gzip.decompress(content) if path.suffix == ".gz" else content
     except (OSError, EOFError, zlib.error) as error:
-        raise DatasetError(f"{path.name} cannot be read: {type(error).__name__}.") from None
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise DatasetError(f"{path.name} cannot be read: {reason}.") from None
     try:
         return content.decode("utf-16" if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8-sig")
     except UnicodeDecodeError:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from swiftlet_models.data_records import DatasetError as DatasetError
 from swiftlet_models.data_records import Record, is_number, json_lines, read_records, read_text
+from swiftlet_models.regular_file import check_regular
 
 TEXT_COLUMNS: Final = ("sentence", "content", "document", "text")
 # Of pairs of texts, also as GLUE's files name them (RTE, WNLI, MNLI; QQP; QNLI; MRPC). Names have no capitals.
@@ -350,7 +351,10 @@ def _texts(path: Path) -> Iterator[str]:
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
     try:
+        check_regular(path)
         yield
+    except OSError as error:
+        raise DatasetError(f"{path.name} cannot be read: {error.strerror or type(error).__name__}.") from None
     except (lzma.LZMAError, tarfile.TarError, EOFError, UnicodeDecodeError) as error:
         raise DatasetError(f"{path.name} cannot be read as text: {type(error).__name__}.") from None
 

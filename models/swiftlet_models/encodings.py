@@ -7,6 +7,7 @@ Nothing changes them once they are made: threads share them. Python does not enf
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
@@ -58,6 +59,16 @@ def kept(encoding: Encoding) -> Encoding:
     parts = (encoding.input_ids, encoding.token_type_ids, encoding.focus)
     read = b"".join([b"%d %d %d %d " % sizes, *(part.tobytes() for part in parts)])
     return replace(encoding, kept=blake2b(read, digest_size=32).digest())
+
+
+def keys_of(encodings: Sequence[Encoding]) -> list[bytes | int]:
+    """Returns what tells apart the rows of sequences: the digest of one that is kept, or else its place."""
+    return [encoding.kept or place for place, encoding in enumerate(encodings)]
+
+
+def distinct(encodings: Sequence[Encoding]) -> dict[bytes | int, Encoding]:
+    """Returns the sequences that are computed, by their keys. Equal ones that are kept are one."""
+    return dict(zip(keys_of(encodings), encodings, strict=True))
 
 
 @dataclass(eq=False)

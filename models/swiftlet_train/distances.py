@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from swiftlet_models.artifact import TOKENIZER, Artifact, open_artifact
 from swiftlet_models.encodings import Encoding, TextTooLong
 from swiftlet_models.heads import Model
+from swiftlet_models.regular_file import check_regular
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.engines.torch import load_network
 from swiftlet_serve.errors import SetupError
@@ -92,6 +93,7 @@ def plot_distances(measured: Sequence[Measured], out: Path) -> None:
 
 def _read_texts(path: Path) -> list[str]:
     try:
+        check_regular(path)
         lines = [line for line in path.read_text("utf-8-sig").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError):
         raise SetupError(f"{path} is not a readable file in UTF-8.") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Final
 from swiftlet_models.heads import build
 from swiftlet_train.loop.learning_curve import LOSSES_FILE, CurvePoint, read_curve
 from swiftlet_train.recipe import Recipe, RecipeError, parse_recipe
+from swiftlet_train.recipe.reading import read_toml
 
 HELD_OUT: Final = "held_out_"  # the prefix of a loss on held-out text
 
@@ -53,12 +53,9 @@ def read_study(path: Path) -> Study:
     `downstream`, the recipe's tasks compare the variants; without, it has no tasks.
 
     Raises:
-        RecipeError: the file is not valid TOML, a field is missing or unknown, or a variant holds out no text.
+        RecipeError: as `read_toml`, a field is missing or unknown, or a variant holds out no text.
     """
-    try:
-        document = tomllib.loads(path.read_text("utf-8"))
-    except ValueError as error:  # not UTF-8, or not TOML
-        raise RecipeError(f"not valid TOML: {error}") from None
+    document = read_toml(path)
     if document.keys() - {"downstream"} != {"name", "question", "recipe", "variants"}:
         raise RecipeError("a study must have the fields name, question, recipe and variants, and may have downstream.")
     downstream, variants = None, {}

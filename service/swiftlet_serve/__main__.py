@@ -21,7 +21,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         signal.signal(signal.SIGINT, lambda *_: sys.exit(128 + signal.SIGINT))
     # numpy reads it when it is loaded. Its threads would wait for cores that engines use: a product that follows a
-    # network (`swiftlet_models/labelling.py`) took three times as long with them.
+    # network (`swiftlet_models/label_scorer.py`) took three times as long with them.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from swiftlet_serve.machine.process_setup import open_standard_streams
 

@@ -11,10 +11,11 @@ import pytest
 from swiftlet_models import trunks
 from swiftlet_models.folding import fold
 from swiftlet_models.weights import read_weights
-from swiftlet_serve.engines import native
+from swiftlet_serve.engines import _kernel_selection, native
+from swiftlet_serve.engines._kernel_library import Library
 from swiftlet_serve.engines._program_numbers import without_adapter
 from swiftlet_serve.engines._shared_trunk import Apart, Readings, SharedTrunk
-from swiftlet_serve.engines.native import Library, Native
+from swiftlet_serve.engines.native import Native
 from swiftlet_serve.machine.sealed_files import SealedFiles, path_of
 from swiftlet_serve.types import Batch
 from swiftlet_serve.workers.hosted_model import host_model
@@ -23,7 +24,7 @@ from tests.support.native_kernels import SETTINGS, best, encoding, network, plai
 from tests.support.shared_trunks import make_adapted, sequences
 from tests.support.tiers import first
 
-pytestmark = pytest.mark.skipif(native.best() is None, reason="no kernel is compiled for this CPU")
+pytestmark = pytest.mark.skipif(_kernel_selection.best() is None, reason="no kernel is compiled for this CPU")
 
 TOLERANCE = {"int8": 0.08, "bf16": 3 / 256}  # as in test_native.py
 BATCH = [encoding(length, [0, length - 1], length) for length in (2, 40, 9, 33, 1)]
@@ -57,7 +58,7 @@ def test_rows_of_several_adapters_in_one_batch_equal_those_of_each_model_alone(a
     for one, row in zip(encodings, rows, strict=True):
         (alone,) = own[one.head].run(Batch.of([replace(one, head=0)]))
         assert row.tobytes() == alone.tobytes() == shared.run(Batch.of([one]))[0].tobytes()
-    native.best().share_cores(1)
+    _kernel_selection.best().share_cores(1)
     assert [row.tobytes() for row in shared.run(Batch.of(encodings))] == [row.tobytes() for row in rows]
 
 

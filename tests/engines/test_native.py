@@ -42,10 +42,11 @@ from swiftlet_models.program import (
     Step,
 )
 from swiftlet_models.tensors import round_to_bf16, widen
-from swiftlet_serve.engines import _program_numbers, native
+from swiftlet_serve.engines import _kernel_library, _kernel_selection, _program_numbers, native
+from swiftlet_serve.engines._kernel_library import Library
 from swiftlet_serve.engines._matrices import PRECISIONS, quantise
 from swiftlet_serve.engines._program_numbers import Parameters, without_adapter
-from swiftlet_serve.engines.native import Library, Native
+from swiftlet_serve.engines.native import Native
 from swiftlet_serve.engines.onnx_cpu import PaddedOnnx, RaggedOnnx
 from swiftlet_serve.inference.loading import BUNDLED
 from swiftlet_serve.types import Batch
@@ -92,7 +93,7 @@ def arm(tmp_path_factory) -> Callable[[str], Path]:
     return cache(lambda kernel: compile_program(kernel, directory / kernel))
 
 
-SERVING = native.best()
+SERVING = _kernel_selection.best()
 INTEL = [name for name in ("amx", "avx512bf16", "avx512vnni", "avxvnni") if SERVING is None or name != SERVING.kernel]
 
 
@@ -664,7 +665,7 @@ def test_quantise_rounds_weights_by_at_most_half_a_step():
 
 
 def test_native_falls_back_to_onnx_runtime_without_a_library(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(native, "LIBRARIES", tmp_path)
+    monkeypatch.setattr(_kernel_selection, "LIBRARIES", tmp_path)
     (tmp_path / "avx2.so").write_text("not a library")
     artifact = open_artifact(BUNDLED / "mobilebert-sst2")
     hosted, _ = host_model([artifact], "native")
@@ -692,18 +693,18 @@ def test_native_falls_back_to_onnx_runtime_without_a_library(tmp_path, monkeypat
 def test_kernels_are_supported_if_the_cpu_has_their_instructions(kernel, flags):
     (listed,) = {line for line in Path("/proc/cpuinfo").read_text("ascii").splitlines() if line.startswith("flags")}
 
-    library = Library(native.LIBRARIES / f"{kernel}.so")
+    library = Library(_kernel_selection.LIBRARIES / f"{kernel}.so")
     assert library.supported == (flags <= set(listed.split()))
 
 
 def test_best_prefers_the_kernel_of_the_environment_variable(monkeypatch):
     """A kernel that this CPU cannot run, and an unknown name, are ignored."""
     own = best().kernel
-    for asked in (*native.KERNELS, "unknown"):
-        monkeypatch.setenv(native.CHOICE, asked)
-        library = native._library(asked)  # kernels of other platforms are not compiled
+    for asked in (*_kernel_selection.KERNELS, "unknown"):
+        monkeypatch.setenv(_kernel_selection.CHOICE, asked)
+        library = _kernel_selection._library(asked)  # kernels of other platforms are not compiled
         runs = library is not None and library.supported
-        assert native.best().kernel == (asked if runs else own)
+        assert _kernel_selection.best().kernel == (asked if runs else own)
 
 
 @pytest.mark.parametrize(
@@ -861,7 +862,7 @@ def test_native_refuses_a_program_that_contradicts_itself(name):
 
 
 def test_each_status_of_the_kernels_has_a_message():
-    (names,) = re.findall(r"enum Status : int \{ (.*) \};", (native.LIBRARIES / "api.h").read_text())
+    (names,) = re.findall(r"enum Status : int \{ (.*) \};", (_kernel_selection.LIBRARIES / "api.h").read_text())
     statuses = {number: name for number, name in enumerate(names.split(", ")) if name not in ("ok", "wrong_sum")}
     assert native.ERRORS.keys() == statuses.keys()
     for number, name in statuses.items():
@@ -924,10 +925,10 @@ def test_native_refuses_more_inputs_than_its_sums_hold(monkeypatch):
 
 def test_native_passes_over_a_library_of_another_version(monkeypatch, caplog):
     best()
-    native._warn_of_version.cache_clear()
-    monkeypatch.setattr(native, "INTERFACE", native.INTERFACE + 1)
+    _kernel_selection._warn_of_version.cache_clear()
+    monkeypatch.setattr(_kernel_library, "INTERFACE", _kernel_library.INTERFACE + 1)
 
-    assert native.select().library is None
+    assert _kernel_selection.select().library is None
     assert "was compiled for another version of Swiftlet" in caplog.messages[0]
 
 
@@ -938,7 +939,8 @@ from pathlib import Path
 from swiftlet_models.folding import fold
 from swiftlet_models.encodings import Encoding
 from swiftlet_serve.engines._program_numbers import without_adapter
-from swiftlet_serve.engines.native import Library, Native
+from swiftlet_serve.engines._kernel_library import Library
+from swiftlet_serve.engines.native import Native
 from swiftlet_serve.types import Batch
 from tests.support.adapters import adapted
 

@@ -20,7 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swiftlet_models.artifact import Precision, open_artifact
-from swiftlet_serve.engines.native import Library, Native
+from swiftlet_serve.engines._kernel_library import Library
+from swiftlet_serve.engines.native import Native
 from swiftlet_serve.inference.loading import BUNDLED
 from swiftlet_serve.machine.cores import Node
 from swiftlet_serve.types import Batch

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from swiftlet_models.artifact import open_artifact
-from swiftlet_serve.engines import native
+from swiftlet_serve.engines import _kernel_selection, native
+from swiftlet_serve.engines._kernel_library import Library
 from swiftlet_serve.engines._matrices import PRECISIONS
-from swiftlet_serve.engines.native import Library, Native
+from swiftlet_serve.engines.native import Native
 from swiftlet_serve.inference.loading import BUNDLED
 from swiftlet_serve.types import EARLIER_WRONG_SUMS, Batch
 from swiftlet_serve.workers.hosted_model import EngineModel, host_model
@@ -28,13 +29,14 @@ from tests.support.tiers import first
 
 BATCH = Batch.of([encoding(11, [0, 3, 10], 1), encoding(1, [0], 2), encoding(40, [23, 5, 5], 3)])
 
-KERNELS_ON_VECTORS = [name for name in native.KERNELS if name != "amx"]
+KERNELS_ON_VECTORS = [name for name in _kernel_selection.KERNELS if name != "amx"]
 
 has_amx_kernel = pytest.mark.skipif(
-    not native._library("amx"), reason="the kernel for AMX is not compiled on this platform"
+    not _kernel_selection._library("amx"), reason="the kernel for AMX is not compiled on this platform"
 )
 has_amx = pytest.mark.skipif(
-    not any(Library(file).supported for file in native.LIBRARIES.glob("amx.so")), reason="this CPU has no AMX"
+    not any(Library(file).supported for file in _kernel_selection.LIBRARIES.glob("amx.so")),
+    reason="this CPU has no AMX",
 )
 
 
@@ -97,28 +99,28 @@ def test_process_uses_no_tiles_after_a_wrong_sum(faulty):
 
 
 def test_kernel_with_tiles_is_passed_over_after_a_wrong_sum_in_an_earlier_process(sound, monkeypatch):
-    monkeypatch.delenv(native.CHOICE, raising=False)
-    monkeypatch.setattr(native, "LIBRARIES", sound.file.parent)
-    monkeypatch.setattr(native, "KERNELS", (sound.file.stem,))
-    monkeypatch.setattr(native, "TEST_SECONDS", 0.01)
-    assert native.select().library.kernel == "plain"
+    monkeypatch.delenv(_kernel_selection.CHOICE, raising=False)
+    monkeypatch.setattr(_kernel_selection, "LIBRARIES", sound.file.parent)
+    monkeypatch.setattr(_kernel_selection, "KERNELS", (sound.file.stem,))
+    monkeypatch.setattr(_kernel_selection, "TEST_SECONDS", 0.01)
+    assert _kernel_selection.select().library.kernel == "plain"
     monkeypatch.setenv(EARLIER_WRONG_SUMS, "1")
 
-    assert native.select() == (None, (f"{sound.file.stem}: an earlier worker process found a wrong sum",))
+    assert _kernel_selection.select() == (None, (f"{sound.file.stem}: an earlier worker process found a wrong sum",))
 
 
 def test_better_kernel_that_is_passed_over_is_logged_once(monkeypatch, caplog):
     best()
-    monkeypatch.setenv(native.CHOICE, "avx1024")
+    monkeypatch.setenv(_kernel_selection.CHOICE, "avx1024")
     native._warn_once.cache_clear()
     loaded = [
         host_model([open_artifact(BUNDLED / name)], "native")[0].engine for name in ("albert-sst2", "mobilebert-qa")
     ]
 
     (message,) = caplog.messages
-    assert message.endswith(f"because better kernels do not: avx1024: {native.CHOICE} names no kernel")
+    assert message.endswith(f"because better kernels do not: avx1024: {_kernel_selection.CHOICE} names no kernel")
     assert {engine.title for engine in loaded} == {
-        f"native ({best().kernel}; avx1024: {native.CHOICE} names no kernel)"
+        f"native ({best().kernel}; avx1024: {_kernel_selection.CHOICE} names no kernel)"
     }
 
 
@@ -132,17 +134,17 @@ def test_better_kernel_that_is_passed_over_is_logged_once(monkeypatch, caplog):
 )
 def test_next_kernel_serves_if_the_cpu_lies_about_tiles(monkeypatch, found, reason):
     """The CPU reports AMX, and the operating system refuses it or the sums are wrong."""
-    monkeypatch.delenv(native.CHOICE, raising=False)
-    monkeypatch.setattr(native, "_test_once", lambda _: None)
+    monkeypatch.delenv(_kernel_selection.CHOICE, raising=False)
+    monkeypatch.setattr(_kernel_selection, "_test_once", lambda _: None)
     next_kernel = next(
-        library for name in KERNELS_ON_VECTORS if (library := native._library(name)) and library.supported
+        library for name in KERNELS_ON_VECTORS if (library := _kernel_selection._library(name)) and library.supported
     )
     for name, value in {"supported": True, **found}.items():
         own = getattr(Library, name).fget
         monkeypatch.setattr(
             Library, name, property(lambda library, own=own, value=value: value if library.tiles else own(library))
         )
-    library, passed_over = native.select()
+    library, passed_over = _kernel_selection.select()
 
     assert library.kernel == next_kernel.kernel
     assert passed_over == (f"amx: {reason}",)
@@ -152,9 +154,9 @@ def test_next_kernel_serves_if_the_cpu_lies_about_tiles(monkeypatch, found, reas
 
 def test_named_kernel_whose_instructions_the_cpu_lacks_gives_a_reason(monkeypatch):
     own = best().kernel
-    monkeypatch.setenv(native.CHOICE, own)
+    monkeypatch.setenv(_kernel_selection.CHOICE, own)
     monkeypatch.setattr(Library, "supported", property(lambda library: library.kernel not in (own, "amx")))
-    library, passed_over = native.select()
+    library, passed_over = _kernel_selection.select()
 
     assert library is None or library.kernel != own
     assert passed_over == (f"{own}: the CPU lacks its instructions",)
@@ -163,7 +165,7 @@ def test_named_kernel_whose_instructions_the_cpu_lacks_gives_a_reason(monkeypatc
 @pytest.mark.parametrize(
     ("named", "reason"),
     [
-        ("avx1024", f"{native.CHOICE} names no kernel"),
+        ("avx1024", f"{_kernel_selection.CHOICE} names no kernel"),
         (
             "neon" if sys.platform == "linux" and os.uname().machine == "x86_64" else "avx2",
             "it is not compiled for this platform",
@@ -172,10 +174,10 @@ def test_named_kernel_whose_instructions_the_cpu_lacks_gives_a_reason(monkeypatc
 )
 def test_named_kernel_that_is_not_there_gives_a_reason(monkeypatch, named, reason):
     best()
-    monkeypatch.delenv(native.CHOICE, raising=False)
-    own = native.select().library.kernel
-    monkeypatch.setenv(native.CHOICE, named)
-    library, passed_over = native.select()
+    monkeypatch.delenv(_kernel_selection.CHOICE, raising=False)
+    own = _kernel_selection.select().library.kernel
+    monkeypatch.setenv(_kernel_selection.CHOICE, named)
+    library, passed_over = _kernel_selection.select()
 
     assert library.kernel == own
     assert passed_over == (f"{named}: {reason}",)
@@ -187,9 +189,9 @@ class Stack(ctypes.Structure):
     _fields_ = [("pointer", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
 memory = ctypes.create_string_buffer(4096)
 assert ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(ctypes.addressof(memory), 0, 4096)), None) == 0
-from swiftlet_serve.engines import native
+from swiftlet_serve.engines import _kernel_selection
 from swiftlet_serve.engines._matrices import PRECISIONS
-library, passed_over = native.select()
+library, passed_over = _kernel_selection.select()
 print(library.kernel, passed_over)
 """
 
@@ -197,7 +199,7 @@ print(library.kernel, passed_over)
 @has_amx
 def test_refused_permission_selects_the_next_kernel():
     """Linux refuses tiles to a process with a signal stack that cannot hold them."""
-    environment = {name: value for name, value in os.environ.items() if name != native.CHOICE}
+    environment = {name: value for name, value in os.environ.items() if name != _kernel_selection.CHOICE}
     result = subprocess.run(
         [sys.executable, "-c", SMALL_SIGNAL_STACK],
         env=environment,
@@ -212,7 +214,7 @@ def test_refused_permission_selects_the_next_kernel():
 
 SECCOMP = """
 import ctypes, struct, sys
-from swiftlet_serve.engines import native
+from swiftlet_serve.engines import _kernel_selection
 from swiftlet_serve.engines._matrices import PRECISIONS
 
 ARCH_PRCTL, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, FILTER = 158, 38, 22, 2
@@ -230,10 +232,10 @@ descriptor = ctypes.create_string_buffer(struct.pack("HL", len(program) // 8, ct
 libc = ctypes.CDLL(None, use_errno=True)
 assert libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
 assert libc.prctl(PR_SET_SECCOMP, FILTER, descriptor, 0, 0) == 0, ctypes.get_errno()
-amx = native._library("amx")
+amx = _kernel_selection._library("amx")
 print(amx.permitted)
 if not amx.permitted:
-    library, passed_over = native.select()
+    library, passed_over = _kernel_selection.select()
     print(library.kernel, passed_over)
 """
 
@@ -242,7 +244,7 @@ if not amx.permitted:
 @pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS, 0])
 def test_filter_of_system_calls_decides_on_tiles(error):
     """With error 0 the filter skips the system call and says that it succeeded: the kernel relies on the answer."""
-    environment = {name: value for name, value in os.environ.items() if name != native.CHOICE}
+    environment = {name: value for name, value in os.environ.items() if name != _kernel_selection.CHOICE}
     result = subprocess.run(
         [sys.executable, "-c", SECCOMP, str(error)],
         env=environment,
@@ -252,8 +254,10 @@ def test_filter_of_system_calls_decides_on_tiles(error):
         timeout=100,
     )
     if error:
-        next_kernel = next(one for name in KERNELS_ON_VECTORS if (one := native._library(name)) and one.supported)
-        has = bool((one := native._library("amx")) and one.supported)
+        next_kernel = next(
+            one for name in KERNELS_ON_VECTORS if (one := _kernel_selection._library(name)) and one.supported
+        )
+        has = bool((one := _kernel_selection._library("amx")) and one.supported)
         passed_over = ("amx: the operating system does not permit AMX tiles",) if has else ()
         assert result.stdout == f"False\n{next_kernel.kernel} {passed_over}\n", result.stderr
     else:

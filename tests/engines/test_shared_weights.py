@@ -11,7 +11,7 @@ import pytest
 
 from swiftlet_models.folded import Product
 from swiftlet_models.tensors import Computed
-from swiftlet_serve.engines import native
+from swiftlet_serve.engines import _kernel_library, _kernel_selection, native
 from swiftlet_serve.engines._program_numbers import Parameters, program_numbers
 from swiftlet_serve.engines.native import Native
 from swiftlet_serve.machine.sealed_files import SealedFiles, open_sealed, path_of
@@ -19,7 +19,7 @@ from swiftlet_serve.types import Batch
 from tests.support.native_kernels import best, encoding, folded
 from tests.support.shared_trunks import make_heads, sequences
 
-pytestmark = pytest.mark.skipif(native.best() is None, reason="no kernel is compiled for this CPU")
+pytestmark = pytest.mark.skipif(_kernel_selection.best() is None, reason="no kernel is compiled for this CPU")
 
 BATCH = Batch.of([encoding(length, [0, length - 1], length) for length in (2, 9, 33)])
 
@@ -84,7 +84,7 @@ def test_file_of_another_source_kernel_or_precision_is_not_used(monkeypatch):
     Native(best(), network, files=first, source="a")
     for change in ({"source": "b"}, {"precision": "bf16"}, {"kernel": "another"}):
         with monkeypatch.context() as patch:
-            patch.setattr(native.Library, "kernel", change.pop("kernel", best().kernel))
+            patch.setattr(_kernel_library.Library, "kernel", change.pop("kernel", best().kernel))
             files = SealedFiles(paths(first.new))
             engine = Native(best(), network, files=files, **{"source": "a", **change})
 

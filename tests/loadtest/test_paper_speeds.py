@@ -20,7 +20,7 @@ from loadtest.paper_speeds import (
 )
 from swiftlet_models.folding import fold
 from swiftlet_models.heads import weights_of
-from swiftlet_serve.engines import native
+from swiftlet_serve.engines import _kernel_selection
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 SHAPES = {"BERT": Shape("bert", "BERT", 1.0, SMALL), "ALBERT": Shape("albert", "BERT", 1.7, SMALL)}
@@ -44,7 +44,7 @@ def test_ratio_of_parameters_counts_products_and_norms():
     assert parameter_ratio(SHAPES["BERT"]) == parameter_ratio(SHAPES["ALBERT"]) == attention / feed_forward
 
 
-@pytest.mark.skipif(native.best() is None, reason="there are no kernels for this CPU")
+@pytest.mark.skipif(_kernel_selection.best() is None, reason="there are no kernels for this CPU")
 def test_networks_are_measured_in_each_way_and_told_beside_the_other(tmp_path):
     found = measure(SHAPES, 1, 1)
     assert {name: tuple(seconds) for name, seconds in found.items()} == dict.fromkeys(SHAPES, WAYS)
@@ -58,7 +58,7 @@ def test_networks_are_measured_in_each_way_and_told_beside_the_other(tmp_path):
     assert picture.count(">2.0</text>") == len(WAYS)
 
 
-@pytest.mark.skipif(native.best() is None, reason="there are no kernels for this CPU")
+@pytest.mark.skipif(_kernel_selection.best() is None, reason="there are no kernels for this CPU")
 def test_shares_of_the_time_are_told_for_two_lengths():
     assert tuple(measure_shares(SHAPES["BERT"], 16, 1)) == PARTS
 

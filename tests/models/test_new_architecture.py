@@ -21,7 +21,7 @@ from swiftlet_models.artifact import Artifact, Manifest
 from swiftlet_models.folding import fold
 from swiftlet_models.heads import weights_of
 from swiftlet_models.operations import Operations
-from swiftlet_serve.engines import native
+from swiftlet_serve.engines import _kernel_selection
 from swiftlet_serve.engines.onnx_cpu import RaggedOnnx
 from swiftlet_serve.inference.loading import load_model
 from swiftlet_serve.offline.draft import Draft
@@ -45,7 +45,9 @@ EXACT = 1e-13  # in float64
 INT8 = 0.35
 ENGINES = [
     "onnx_cpu",
-    pytest.param("native", marks=pytest.mark.skipif(native.best() is None, reason="there are no kernels for this CPU")),
+    pytest.param(
+        "native", marks=pytest.mark.skipif(_kernel_selection.best() is None, reason="there are no kernels for this CPU")
+    ),
 ]
 
 

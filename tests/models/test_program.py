@@ -15,7 +15,7 @@ import swiftlet_models.ragged.plan
 import tests.support.native_kernels
 from swiftlet_models.graphs import ragged
 from swiftlet_models.program import Attend, Block, Multiply, Norm, Place, Program, Read, Step, joined, reading_late
-from swiftlet_serve.engines import _program_numbers, native
+from swiftlet_serve.engines import _kernel_selection, _program_numbers
 
 EXECUTORS = (
     _program_numbers,
@@ -84,7 +84,7 @@ def test_every_executor_has_a_handler_for_every_step(module):
 def test_cpp_has_a_handler_for_every_step():
     """The kinds are in the order of `Step`, whose places are their numbers."""
     names = [re.sub(r"(?<!^)(?=[A-Z])", "_", step.__name__).lower() for step in get_args(Step)]
-    program, call = ((native.LIBRARIES / name).read_text() for name in ("program.h", "call.h"))
+    program, call = ((_kernel_selection.LIBRARIES / name).read_text() for name in ("program.h", "call.h"))
     kinds = re.search(r"enum class Kind : int {(.*)}", program)
 
     assert kinds is not None

@@ -22,7 +22,7 @@ from swiftlet_models.encodings import Encoding
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.cli.main import main
-from swiftlet_serve.engines import native
+from swiftlet_serve.engines import _kernel_selection
 from swiftlet_serve.types import Batch, Row
 from tests.goldens import cases, families
 from tests.goldens.cases import flatten
@@ -163,7 +163,7 @@ def expected(network: Any, artifact: Artifact, family: Family) -> Any:
 def test_server_gives_the_answers_of_transformers(
     imported: Imported, tmp_path: Path, engine: str, names: tuple[str, ...]
 ) -> None:
-    if engine == "native" and native.best() is None:
+    if engine == "native" and _kernel_selection.best() is None:
         pytest.skip("there are no kernels for this CPU")
     made = {name: imported(FAMILIES[name]) for name in names}
     paths = ",".join(str(artifact.path) for _, artifact in made.values())

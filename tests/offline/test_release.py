@@ -22,7 +22,7 @@ from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_models.weakness import Weakness
 from swiftlet_models.weights import read_weights, save_weights
 from swiftlet_serve.cli.main import main
-from swiftlet_serve.engines import native
+from swiftlet_serve.engines import _kernel_selection, native
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.loading import load_model
 from swiftlet_serve.offline import probe, stage
@@ -33,6 +33,7 @@ from swiftlet_serve.offline.evaluate import Evaluation, Measure
 from swiftlet_serve.offline.fidelity import Fidelity
 from swiftlet_serve.types import Batch
 from swiftlet_serve.workers.golden import replay
+from swiftlet_serve.workers.hosted_model import host_model
 from tests.support import networks
 from tests.support.artifacts import VOCABULARY, make_artifact
 from tests.support.checkpoints import SMALL, reference, relative_error
@@ -40,7 +41,7 @@ from tests.support.networks import NETWORKS, draft, make, network
 from tests.support.tiers import first, first_of_each
 
 WORD, FFN = "encoder.embeddings.word.weight", "encoder.layers.0.ffn_in.weight"
-needs_kernels = pytest.mark.skipif(native.best() is None, reason="there are no kernels for this CPU")
+needs_kernels = pytest.mark.skipif(_kernel_selection.best() is None, reason="there are no kernels for this CPU")
 
 
 @pytest.fixture
@@ -298,7 +299,7 @@ def test_engine_that_serves_decides(out, reviews, scores, onnx, served, refused)
     assert card["int8"]["loss"] == 10
     assert card["native"]["loss"] == pytest.approx(0.1)
     assert card["native"]["low"] < 0.1 < card["native"]["high"]
-    assert card["native"]["engine"] == f"native ({native.best().kernel})" == card["fidelity"]["engine"]
+    assert card["native"]["engine"] == f"native ({_kernel_selection.best().kernel})" == card["fidelity"]["engine"]
     assert card["native"]["scores"]["accuracy"]["value"] == served
     assert card["native"]["agreement"]["n"] == 1000
     assert card["native"]["latency"]["milliseconds"] > 0
@@ -307,7 +308,7 @@ def test_engine_that_serves_decides(out, reviews, scores, onnx, served, refused)
 def test_onnx_runtime_decides_without_kernels(out, reviews, scores):
     scores(90.0, 80.0)
     with (
-        mock.patch.object(native, "select", return_value=native.Selection(None, ())),
+        mock.patch.object(_kernel_selection, "select", return_value=_kernel_selection.Selection(None, ())),
         pytest.raises(ReleaseError, match=r"^int8 loses 10\.00 points"),
     ):
         make(out, draft("bert", "classify"), Measure(reviews))
@@ -328,19 +329,22 @@ def test_card_without_data_file_records_native_latency(plain):
 
 
 @needs_kernels
-def test_release_survives_rejection_by_native_engine(out):
+def test_release_survives_rejection_by_native_engine(out, plain):
     messages: list[str] = []
     with mock.patch.object(native.Native, "extra_tolerance", -1.0):
-        card = make(out, draft("bert", "classify"), report=messages.append).card()
+        artifact = make(out, draft("bert", "classify"), report=messages.append)
+        hosted, _ = host_model([artifact], "native")
+        with pytest.raises(ArtifactError, match=r"by .*\. The tolerance .*: choose --engine onnx_cpu\."):
+            host_model([plain], "native")  # it was accepted where it was made
 
-    assert "the engine's answers differ from the golden answers" in card["native"]["refused"]
-    assert any(
-        line.startswith("the native engine rejects the artifact, so serve it with onnx_cpu") for line in messages
-    )
+    refused = artifact.card()["native"]["refused"]
+    assert "the engine's answers differ from the golden answers" in refused
+    assert f"the native engine rejects the artifact, which onnx_cpu serves instead: {refused}" in messages
+    assert hosted.engine.title == "onnx_cpu"
 
 
 def test_card_omits_native_engine_without_kernels(out):
-    with mock.patch.object(native, "select", return_value=native.Selection(None, ())):
+    with mock.patch.object(_kernel_selection, "select", return_value=_kernel_selection.Selection(None, ())):
         assert "native" not in make(out, draft("bert", "classify")).card()
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from swiftlet_serve.engines import native
+from swiftlet_serve.engines import _kernel_selection
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.loading import load_model
 from swiftlet_serve.offline import probe
@@ -89,7 +89,7 @@ def test_answers_are_those_of_peft(
 
 
 @pytest.mark.exhaustive  # three imports, each in a process of its own
-@pytest.mark.skipif(native.best() is None, reason="no kernel is compiled for this CPU")
+@pytest.mark.skipif(_kernel_selection.best() is None, reason="no kernel is compiled for this CPU")
 def test_one_server_answers_for_a_base_and_its_adapters(
     expected: tuple[Path, dict[str, np.ndarray]], artifact_dir: Path, tmp_path: Path
 ) -> None:

@@ -29,8 +29,13 @@ def root(tmp_path) -> Path:
 
 
 @contextmanager
-def serving(root: Path, *options: str, code: str = "") -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Starts a server, which runs `code` first. Yields its process, and its admin port: 0 if it has ended."""
+def serving(
+    root: Path, *options: str, code: str = "", starts: bool = True
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Starts a server, which runs `code` first. Yields its process and its admin port, which is 0 if it has ended.
+
+    Fails with the server's log if it has ended and should not have.
+    """
     program = f"{code}\nfrom swiftlet_serve.cli.main import main\nmain()"
     command = [sys.executable, "-c", program, "serve", "--port", "0", "--engine", "echo", "--admin-port", "0"]
     command += ["--spare-engine", "false", "--repository", str(root), "--repository-poll-s", "0.05", *options]
@@ -40,7 +45,10 @@ def serving(root: Path, *options: str, code: str = "") -> Iterator[tuple[subproc
     ) as process:
         try:
             assert process.stdout is not None
-            yield process, int((process.stdout.readline().strip() or ":0").rpartition(":")[2])
+            line = process.stdout.readline().strip()
+            if starts and not line:
+                pytest.fail(process.communicate(timeout=PATIENCE_S)[1])
+            yield process, int((line or ":0").rpartition(":")[2])
         finally:
             process.terminate()  # it removes its copies
             with suppress(subprocess.TimeoutExpired):
@@ -48,9 +56,19 @@ def serving(root: Path, *options: str, code: str = "") -> Iterator[tuple[subproc
             process.kill()
 
 
+def read_log(process: subprocess.Popen[str], text: str) -> None:
+    """Reads a server's log up to a line with a text. Fails with the log if the server ends before."""
+    assert process.stderr is not None
+    lines: list[str] = []
+    while not lines or text not in lines[-1]:
+        lines.append(process.stderr.readline())
+        if not lines[-1]:
+            pytest.fail("".join(lines))
+
+
 def test_server_that_cannot_start_says_why_in_one_sentence(root):
     (root / "flowers" / "1" / "card.json").write_text("{}")
-    with serving(root) as (process, _):
+    with serving(root, starts=False) as (process, _):
         _, log = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert "Traceback" not in log
@@ -58,9 +76,11 @@ def test_server_that_cannot_start_says_why_in_one_sentence(root):
 
 
 STALLS = """
+import sys
 from swiftlet_serve.repository.store import DirectoryStore
 def desired(store):
     if (pipe := store._root / "pipe").exists():
+        print("stalls", file=sys.stderr, flush=True)
         pipe.read_bytes()
 DirectoryStore.desired = desired
 """
@@ -69,9 +89,9 @@ DirectoryStore.desired = desired
 def test_server_stops_though_its_repository_stalls(root):
     with serving(root, code=STALLS) as (process, _):
         os.mkfifo(root / "pipe")
-        with (root / "pipe").open("w"):  # returns once the server reads
-            process.send_signal(signal.SIGTERM)
-            _, log = process.communicate(timeout=PATIENCE_S)
+        read_log(process, "stalls")
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, "Traceback" in log) == (0, False)
 
 
@@ -86,12 +106,11 @@ def test_sighup_changes_the_admin_keys(root, tmp_path):
         return [asyncio.run(ask(port, path, b"", [f"X-API-Key: {key}"])).status for key in (old, new)]
 
     with serving(root, "--admin-keys-file", str(file)) as (process, port):
-        assert process.stderr is not None
         seen = [statuses(port)]
         for content, line in ((new_line, "admin keys were reloaded"), ("", "admin keys stay as they were")):
             file.write_text(content)
             process.send_signal(signal.SIGHUP)
-            assert any(line in each for each in iter(process.stderr.readline, ""))
+            read_log(process, line)
             seen.append(statuses(port))
     assert seen == [[200, 401], [401, 200], [401, 200]]
 

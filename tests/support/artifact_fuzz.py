@@ -34,9 +34,10 @@ from swiftlet_models.artifact.parsing import parse
 from swiftlet_models.encodings import Encoding
 from swiftlet_models.folded import Folded, FoldingError
 from swiftlet_models.folding import Part, fold_artifact
-from swiftlet_serve.engines import _program_numbers, native
+from swiftlet_serve.engines import _kernel_selection, _program_numbers
+from swiftlet_serve.engines._kernel_library import Library
 from swiftlet_serve.engines._matrices import PRECISIONS
-from swiftlet_serve.engines.native import Library, Native
+from swiftlet_serve.engines.native import Native
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.loading import load_model
 from swiftlet_serve.types import Batch, Engine
@@ -115,7 +116,7 @@ def _reason(stderr: str) -> str:
 
 def main() -> None:
     library, first, count = Library(Path(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
-    native.select = lambda: native.Selection(library, ())  # for load_model
+    _kernel_selection.select = lambda: _kernel_selection.Selection(library, ())  # for load_model
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     outcomes: Counter[str] = Counter()

@@ -11,10 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from swiftlet_serve.engines import native
+from swiftlet_serve.engines import _kernel_selection
 from tests.support.paths import ROOT
 
-SOURCES: Final = Path(native.LIBRARIES)
+SOURCES: Final = Path(_kernel_selection.LIBRARIES)
 WORD_PIECES: Final = ROOT / "models/swiftlet_models/native"
 EMULATION: Final = Path(__file__).parent / "emulation"
 STORE: Final = ROOT / "build/kernels"

@@ -19,8 +19,8 @@ from swiftlet_models.folded import Folded
 from swiftlet_models.folding import fold
 from swiftlet_models.heads import Model
 from swiftlet_models.program import WORDS, Attend, Gate, LookUp, Multiply, Norm, NormHeads, Place, Read, Rotate
-from swiftlet_serve.engines import native
-from swiftlet_serve.engines.native import Library
+from swiftlet_serve.engines import _kernel_selection
+from swiftlet_serve.engines._kernel_library import Library
 from swiftlet_serve.types import Batch, Engine
 from tests.support.checkpoints import TASKS, Task, randomise, untrained
 from tests.support.compiler import EMULATION, SOURCES, compile_kernels
@@ -47,7 +47,7 @@ SANITIZE: Final = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 @cache
 def best() -> Library:
     """Returns the kernels that would serve on this CPU. Skips the test if there are none."""
-    library = native.best()
+    library = _kernel_selection.best()
     if library is None:
         pytest.skip("the native engine was not compiled, or has no kernel for this CPU")
     return library
@@ -71,7 +71,7 @@ class Pair(NamedTuple):
 
 def kernels(kernel: str, directory: Path) -> Library:
     """Returns compiled kernels that this CPU can run, or else emulated ones."""
-    library = native._library(kernel)
+    library = _kernel_selection._library(kernel)
     return library if library is not None and library.supported else emulated(kernel, directory)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Self, cast
 import numpy as np
 import pytest
 
-from swiftlet_serve.engines.native import Library
+from swiftlet_serve.engines._kernel_library import Library
 from tests.support.compiler import EMULATION, SOURCES, compile_kernels
 
 EXTENSIONS: Final = {"neon": "dotprod", "neon_i8mm": "i8mm"}  # of ARMv8.2, by kernel

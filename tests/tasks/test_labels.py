@@ -24,7 +24,7 @@ from swiftlet_models.artifact import Artifact, ArtifactError
 from swiftlet_models.artifact.parsing import parse
 from swiftlet_models.checkpoint_tensors import ConversionError
 from swiftlet_models.label_checkpoints import find_label_checkpoint
-from swiftlet_models.labelling import LabelledText, Words
+from swiftlet_models.label_reader import LabelledText, Words
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.http.app import create_app
@@ -123,6 +123,8 @@ def check_int8(artifact: Artifact) -> None:
     certificate = artifact.certificate()
     assert certificate is not None
     assert {*certificate["comparisons"][0]["agreement"]} == {"probability", "answers"}
+    for latency in certificate["latency"].values():
+        assert latency.get("label", {}).get("tokens") == (8 if artifact.of_labels else None)
     model = load_model(artifact.path, "native")
     request = model.task.Request.model_validate({"inputs": [*labels.TEXTS], "parameters": {"labels": NAMES}})
     encodings = model.task.encode(request)
@@ -164,6 +166,11 @@ def test_labels_are_encoded_once_for_all_requests(two_encoders: Artifact, monkey
         reversed_ = client.post("/entities", json={"inputs": TEXT, "parameters": {"labels": [*NAMES[::-1], "day"]}})
         assert reversed_.status_code == 200
         assert sorted(heads[6:]) == [0, 1]
+        many = {"inputs": ["Bern"] * 40, "parameters": {"labels": [f"name {number}" for number in range(20)]}}
+        answers = [client.post("/entities", json=many | {"partial": partial}) for partial in (True, False)]
+        assert answers[0].json() == answers[1].json()
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert heads[8:].count(1) == 20
 
 
 def test_artifact_with_two_encoders_is_verified(two_encoders: Artifact, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from swiftlet_models.artifact import Artifact, Manifest
 from swiftlet_models.heads import build, weights_of
 from swiftlet_serve import evaluation, tasks
 from swiftlet_serve.cli.main import main
-from swiftlet_serve.engines import native
+from swiftlet_serve.engines import _kernel_selection
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.loading import load_model
 from swiftlet_serve.offline.draft import Draft
@@ -37,7 +37,9 @@ LABELS = ("other", "person", "place")
 TEXTS = ("clara lives in bern", "no", "bern lies on the aare", "dora knows clara")
 ENGINES = [
     "onnx_cpu",
-    pytest.param("native", marks=pytest.mark.skipif(native.best() is None, reason="there are no kernels for this CPU")),
+    pytest.param(
+        "native", marks=pytest.mark.skipif(_kernel_selection.best() is None, reason="there are no kernels for this CPU")
+    ),
 ]
 
 

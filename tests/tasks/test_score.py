@@ -17,7 +17,7 @@ from tokenizers import decoders, pre_tokenizers, trainers
 
 from swiftlet_models.artifact import Artifact
 from swiftlet_serve.cli.main import main
-from swiftlet_serve.engines import native
+from swiftlet_serve.engines import _kernel_selection
 from swiftlet_serve.errors import Unprocessable
 from swiftlet_serve.inference.loading import LoadedModel, load_model
 from swiftlet_serve.offline.import_checkpoint import import_checkpoint
@@ -41,7 +41,9 @@ INT8 = 0.05  # of a mean; measured: 0.001 to 0.01
 ENGINES = [
     "onnx_cpu",
     pytest.param("torch", marks=pytest.mark.exhaustive),
-    pytest.param("native", marks=pytest.mark.skipif(native.best() is None, reason="there are no kernels for this CPU")),
+    pytest.param(
+        "native", marks=pytest.mark.skipif(_kernel_selection.best() is None, reason="there are no kernels for this CPU")
+    ),
 ]
 
 
@@ -150,7 +152,7 @@ def test_engine_returns_one_number_for_each_scored_token(int8: Artifact, engine:
     assert all(row.shape == (len(one.focus), 1) for one, row in zip(scored[1:], rows[3:], strict=True))
 
 
-@pytest.mark.skipif(native.best() is None, reason="there are no kernels for this CPU")
+@pytest.mark.skipif(_kernel_selection.best() is None, reason="there are no kernels for this CPU")
 def test_score_does_not_depend_on_the_batch(int8: Artifact) -> None:
     loaded = load_model(int8.path, "native")
     together = answer(loaded, inputs=TEXTS, parameters={"return_tokens": True})

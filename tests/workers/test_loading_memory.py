@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from swiftlet_serve.engines import native
+from swiftlet_serve.engines import _kernel_selection
 from swiftlet_serve.machine import memory
 from swiftlet_serve.workers.process_executor import ProcessExecutor
 from tests.support.large_artifacts import make_bert
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.skipif(native.best() is None, reason="no kernel is compiled for this CPU")
+pytestmark = pytest.mark.skipif(_kernel_selection.best() is None, reason="no kernel is compiled for this CPU")
 
 
 @pytest.mark.parametrize(

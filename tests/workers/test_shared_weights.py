@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from swiftlet_serve.engines import native
+from swiftlet_serve.engines import _kernel_selection
 from swiftlet_serve.workers.process_executor import ProcessExecutor
 from tests.support.large_artifacts import make_bert
 from tests.support.workers import opened, until
 
-pytestmark = pytest.mark.skipif(native.best() is None, reason="no kernel is compiled for this CPU")
+pytestmark = pytest.mark.skipif(_kernel_selection.best() is None, reason="no kernel is compiled for this CPU")
 
 
 def start(tmp_path):

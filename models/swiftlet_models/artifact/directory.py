@@ -79,8 +79,8 @@ class Artifact:
         return Artifact(self.path, manifest, self.digest, OF_LABELS) if manifest else None
 
     def card(self) -> dict[str, Any]:
-        """Returns the model's card: its origin and its measured accuracy and latency."""
-        card = read_json(self.file(CARD))
+        """Returns the card of the model, which an encoder of labels shares: its origin, accuracy and latency."""
+        card = read_json(self.path / CARD)
         if not isinstance(card, dict):
             raise ValueError("the document is not an object")  # noqa: TRY004  # one class for all errors
         return card

@@ -171,7 +171,7 @@ class LabelEncoder:
 
 @dataclass(frozen=True)
 class Labelling:
-    """How a model reads labels that a request names, and what it scores them for (`swiftlet_models/labelling.py`).
+    """How a model reads labels that a request names, and what it scores them for (`swiftlet_models/label_reader.py`).
 
     Its network has the head `embedding` without pooling, and gives the hidden states of the tokens that are read.
     """

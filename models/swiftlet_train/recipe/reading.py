@@ -11,6 +11,7 @@ from typing import Any, Final, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from swiftlet_models.regular_file import check_regular
 from swiftlet_models.weakness import Weakness
 from swiftlet_train.recipe.checks import RecipeError
 from swiftlet_train.recipe.finetuning import METHODS, Distillation, Finetuning, OtherTraining
@@ -32,13 +33,24 @@ def read_recipe(path: Path) -> Recipe:
     """Reads a recipe from a TOML file.
 
     Raises:
-        RecipeError: the file is not valid TOML, a field is missing or unknown, or a value is invalid.
+        RecipeError: as `read_toml`, a field is missing or unknown, or a value is invalid.
+    """
+    return parse_recipe(read_toml(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Reads a TOML file.
+
+    Raises:
+        RecipeError: it is not a regular file that can be read, or not valid TOML.
     """
     try:
-        document = tomllib.loads(path.read_text("utf-8"))
+        check_regular(path)
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise RecipeError(f"it cannot be read: {error.strerror}.") from None
     except ValueError as error:  # not UTF-8, or not TOML
         raise RecipeError(f"not valid TOML: {error}") from None
-    return parse_recipe(document)
 
 
 def parse_recipe(document: Mapping[str, Any]) -> Recipe:

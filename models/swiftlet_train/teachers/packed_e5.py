@@ -27,6 +27,7 @@ from tokenizers import Regex, normalizers
 from torch import Tensor
 
 from swiftlet_models.errors import ModelError
+from swiftlet_models.regular_file import check_regular
 from swiftlet_train.vocabulary.tokenizer_training import make_unigram
 
 MAGIC: Final = b"E5S1"
@@ -90,7 +91,9 @@ def unpack(path: Path, directory: Path, layers: int | None = None) -> None:
 
     Raises:
         ModelError: the file is damaged, or of another format.
+        OSError: it is not a regular file that can be read.
     """
+    check_regular(path)
     packed = path.read_bytes()
     if packed[: len(MAGIC)] != MAGIC:
         raise ModelError(f"{path.name} is not a packed multilingual-e5-small.")

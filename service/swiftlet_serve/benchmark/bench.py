@@ -30,7 +30,7 @@ from swiftlet_serve.benchmark.baselines import (
 from swiftlet_serve.benchmark.measure import Interval, Result, measure, scaling
 from swiftlet_serve.benchmark.networks import Network, Progress, batch_of
 from swiftlet_serve.benchmark.plan import Case, Plan, cases_by_network
-from swiftlet_serve.engines import native
+from swiftlet_serve.engines import _kernel_library, _kernel_selection
 from swiftlet_serve.offline import environment
 from swiftlet_serve.offline.environment import Environment
 
@@ -83,7 +83,7 @@ def bench(plan: Plan, progress: Progress, advance: Callable[[int, int], None] = 
     }
     names = [name for name in plan.engines if name not in left_out]
     setting = environment.current_environment(*_packages(names))
-    library = native.best() if "native" in names else None
+    library = _kernel_selection.best() if "native" in names else None
     peaks: list[float] = []
     results: list[Result] = []
     memory: list[Memory] = []
@@ -122,7 +122,7 @@ def bench(plan: Plan, progress: Progress, advance: Callable[[int, int], None] = 
     return Benchmark(setting, kernel, peak, left_out, plan.text_source, *measured)
 
 
-def _peak(library: native.Library) -> float:
+def _peak(library: _kernel_library.Library) -> float:
     started = time.thread_time()
     return library.multiply_at_peak(PEAK_PRODUCTS) / (time.thread_time() - started)
 

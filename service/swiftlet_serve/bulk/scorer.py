@@ -11,11 +11,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from pydantic import BaseModel
 
-from swiftlet_models.encodings import Encoding
+from swiftlet_models.encodings import Encoding, distinct, keys_of
 from swiftlet_serve.bulk.batches import batches
 from swiftlet_serve.bulk.records import Chunk, RowAnswer
 from swiftlet_serve.bulk.requests import RequestMaker
@@ -47,8 +47,8 @@ class Running:
 
     chunk: Chunk
     rows: Sequence[Encoded]
-    owners: Sequence[int]  # the place of the sequence whose outcome each sequence has, among those of all rows
-    batches: Sequence[tuple[Sequence[int], Future[list[Outcome]]]]
+    keys: Sequence[bytes | int]  # of the sequences of all rows; those with one key are computed once
+    batches: Sequence[tuple[Sequence[bytes | int], Future[list[Outcome]]]]
 
 
 class Scorer:
@@ -79,11 +79,10 @@ class Scorer:
 
     def finish(self, running: Running) -> list[RowAnswer]:
         """Waits for the batches of a chunk, and returns the answer to each row."""
-        outcomes: list[Any] = [None] * len(running.owners)
-        for indices, future in running.batches:
-            for index, outcome in zip(indices, future.result(), strict=True):
-                outcomes[index] = outcome
-        rest = iter([outcomes[owner] for owner in running.owners])
+        outcomes: dict[bytes | int, Outcome] = {}
+        for keys, future in running.batches:
+            outcomes.update(zip(keys, future.result(), strict=True))
+        rest = iter([outcomes[key] for key in running.keys])
         return [self._decode(row, [next(rest) for _ in row.sequences]) for row in running.rows]
 
     def close(self) -> None:
@@ -97,25 +96,18 @@ class Scorer:
             return Encoded(None, (), request)
         try:
             sequences = partial_results.encode_whole(self._task, request)
-            check_size(self._task, sequences, MAX_TOKENS)
+            check_size(self._task, [*distinct(sequences).values()], MAX_TOKENS)
         except SwiftletError as error:
             return Encoded(request, (), error.code)
         return Encoded(request, sequences)
 
     def _run(self, chunk: Chunk, rows: Sequence[Encoded]) -> Running:
         sequences = [sequence for row in rows for sequence in row.sequences]
-        firsts: dict[bytes, int] = {}  # of sequences that many rows have, such as labels
-        owners = [
-            firsts.setdefault(sequence.kept, place) if sequence.kept else place
-            for place, sequence in enumerate(sequences)
-        ]
-        places = sorted({*owners})
-        groups = [
-            [places[index] for index in group]
-            for group in batches([len(sequences[place].input_ids) for place in places], self._cost)
-        ]
-        calls = [(group, self._threads.submit(self._call, [sequences[index] for index in group])) for group in groups]
-        return Running(chunk, rows, owners, calls)
+        computed = distinct(sequences)
+        keys, lengths = [*computed], [len(sequence.input_ids) for sequence in computed.values()]
+        groups = [[keys[index] for index in group] for group in batches(lengths, self._cost)]
+        calls = [(group, self._threads.submit(self._call, [computed[key] for key in group])) for group in groups]
+        return Running(chunk, rows, keys_of(sequences), calls)
 
     def _call(self, sequences: Sequence[Encoding]) -> list[Outcome]:
         return run_batch(self._hosted, Batch.of(sequences))

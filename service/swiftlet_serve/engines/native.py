@@ -15,8 +15,8 @@ Where the CPU has AMX, products run on tiles. The operating system may refuse th
 their content. So the kernel is tested when it is loaded, and some sums are computed again in every call. After a wrong
 sum the process uses no tiles. The engine's title gives the kernel, and why a faster one does not serve.
 
-If no kernel is compiled for this CPU, or folding does not support the network, `onnx_cpu` serves the artifact, and a
-warning gives the reason.
+If no kernel is compiled for this CPU, folding does not support the network, or the card says that this engine was
+refused when the artifact was made, `onnx_cpu` serves the artifact, and a warning gives the reason.
 """
 
 from __future__ import annotations
@@ -24,26 +24,24 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
-import os
 import threading
-import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import accumulate
-from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftlet_models.artifact import Artifact, ArtifactError, Precision
+from swiftlet_models.artifact import CARD, Artifact, ArtifactError, Precision
 from swiftlet_models.folded import Folded, FoldingError
 from swiftlet_models.folding import MULTIPLE, Part, fold_artifact
 from swiftlet_models.tensors import Adapted, Weights, WeightsError, round_to_bf16
 from swiftlet_models.weights import open_weights
-from swiftlet_serve.engines import onnx_cpu
+from swiftlet_serve.engines import _kernel_selection, onnx_cpu
+from swiftlet_serve.engines._kernel_library import INTERFACE, Library
 from swiftlet_serve.engines._matrices import PRECISIONS, finite, stored_ahead
 from swiftlet_serve.engines._program_numbers import (
     Adapter,
@@ -53,20 +51,15 @@ from swiftlet_serve.engines._program_numbers import (
     without_adapter,
 )
 from swiftlet_serve.engines._shared_trunk import SharedTrunk
-from swiftlet_serve.machine.cores import Node, numa_nodes
+from swiftlet_serve.machine.cores import numa_nodes
 from swiftlet_serve.machine.sealed_files import SealedFiles
-from swiftlet_serve.types import EARLIER_WRONG_SUMS, Batch, Cost, Engine, Row
+from swiftlet_serve.types import Batch, Cost, Engine, Row
 
 log = logging.getLogger(__name__)
 
-LIBRARIES: Final = Path(__file__).parents[1] / "native"
 SHARES_CORES: Final = True
 SHARES_WEIGHTS: Final = True
-KERNELS: Final = ("amx", "avx512bf16", "avx512vnni", "avxvnni", "avx2", "neon_i8mm", "neon")  # the fastest first
-CHOICE: Final = "SWIFTLET_NATIVE_KERNEL"  # the environment variable that selects a kernel
 WRONG_SUM: Final = 4  # the status of a call that found a wrong sum and was computed again
-TEST_SECONDS: Final = 0.25  # of the self-test
-TEST_ROUNDS: Final = 100
 ERRORS: Final = {
     1: "there is not enough memory",
     2: "the batch is invalid",
@@ -74,126 +67,6 @@ ERRORS: Final = {
     5: "the network's sizes contradict each other",
     6: "the kernel has failed",
 }
-INTERFACE: Final = 12  # the version of the functions and programs in swiftlet_serve/native
-
-
-def _optional(kind: Any) -> Any:
-    """Returns the type of an argument that is an array, or None."""
-    given = classmethod(lambda _, array: None if array is None else kind.from_param(array))
-    return type("Optional", (), {"from_param": given})
-
-
-_Floats = _optional(np.ctypeslib.ndpointer(np.float32, flags="C_CONTIGUOUS"))
-_Weights = _optional(np.ctypeslib.ndpointer(flags="C_CONTIGUOUS"))  # int8, or the bits of bf16
-_Int32s = np.ctypeslib.ndpointer(np.int32, flags="C_CONTIGUOUS")
-_Int64s = np.ctypeslib.ndpointer(np.int64, flags="C_CONTIGUOUS")
-
-
-class _Address:
-    """An argument of a call: an array of the right type. numpy's own check takes longer than some calls of a head."""
-
-    @staticmethod
-    def from_param(array: NDArray[Any] | None) -> ctypes.c_void_p:
-        return ctypes.c_void_p(None if array is None else array.ctypes.data)
-
-
-class Library:
-    """The kernels of one instruction set."""
-
-    def __init__(self, file: Path) -> None:
-        """Raises OSError if the file cannot be loaded, and AttributeError if it is another library or version."""
-        self.file = file
-        self.c = ctypes.CDLL(str(file))
-        if self.c.swiftlet_interface() != INTERFACE:
-            raise AttributeError(f"{file.name} was compiled for another version of Swiftlet")
-        self.c.swiftlet_kernel.restype = ctypes.c_char_p
-        model, number = ctypes.c_void_p, ctypes.c_int64
-        size = ctypes.c_int
-        self.c.swiftlet_create.argtypes = [size, _Int32s, number, number, size, size, ctypes.POINTER(model)]
-        self.c.swiftlet_add_product.argtypes = [model, size, size, _Weights, _Floats, _Floats]
-        self.c.swiftlet_set_adapters.argtypes = [model, size]
-        self.c.swiftlet_add_delta.argtypes = [model, *[size] * 3, _Weights, _Weights]
-        self.c.swiftlet_add_vector.argtypes = [model, number, _Floats]
-        self.c.swiftlet_add_words.argtypes = [model, size, size, _Weights, _Floats]
-        self.c.swiftlet_share_words.argtypes = [model, size, size]
-        self.c.swiftlet_finish.argtypes = [model]
-        for about in (self.c.swiftlet_model_bytes, self.c.swiftlet_outputs, self.c.swiftlet_destroy):
-            about.argtypes = [model]
-        self.c.swiftlet_model_bytes.restype = self.c.swiftlet_workspace_bytes.restype = number
-        self.c.swiftlet_wrong_sums.restype = number
-        addresses: list[Any] = [_Address] * 3
-        self.c.swiftlet_run.argtypes = [model, *[number] * 4, *addresses, ctypes.POINTER(number)]
-        self.c.swiftlet_set_nodes.argtypes = [size, _Int32s, size, _Int32s]
-        self.c.swiftlet_peak.argtypes = [number, *[ctypes.c_void_p] * 3]
-        self.c.swiftlet_peak.restype = number
-
-    @property
-    def kernel(self) -> str:
-        """The name of the kernel's instruction set."""
-        name: bytes = self.c.swiftlet_kernel()
-        return name.decode()
-
-    @property
-    def max_inputs(self) -> int:
-        """The most inputs of a product whose sums are exact."""
-        count: int = self.c.swiftlet_max_inputs()
-        return count
-
-    @property
-    def supported(self) -> bool:
-        """Whether this CPU has the instruction set."""
-        return bool(self.c.swiftlet_supported())
-
-    @property
-    def permitted(self) -> bool:
-        """Whether the operating system lets this process use the instruction set's registers."""
-        return bool(self.c.swiftlet_permitted())
-
-    @property
-    def tiles(self) -> bool:
-        """Whether the kernel multiplies tiles."""
-        return bool(self.c.swiftlet_tiles())
-
-    @property
-    def kernel_faults(self) -> int:
-        """The wrong sums that this process found in tiles."""
-        count: int = self.c.swiftlet_wrong_sums()
-        return count
-
-    def share_cores(self, count: int, nodes: Sequence[Node] = ()) -> None:
-        """Lets all calls of this process use so many cores together. With more than one, idle cores help with calls.
-
-        Only cores of a call's NUMA node help with it. The `nodes` of the first call with several of them count.
-        """
-        if len(nodes) > 1:
-            node_of_cpu = np.full(1 + max(max(node.cpus) for node in nodes), -1, np.int32)
-            for number, node in enumerate(nodes):
-                node_of_cpu[list(node.cpus)] = number
-            cores = np.array([node.cores for node in nodes], np.int32)
-            self.c.swiftlet_set_nodes(len(nodes), cores, len(node_of_cpu), node_of_cpu)
-        self.c.swiftlet_set_cores(count)
-
-    def test_tiles(self, seconds: float) -> None:
-        """Multiplies tiles in more threads than there are cores, so that threads interrupt each other."""
-        end = time.monotonic() + seconds
-
-        def work() -> None:
-            while time.monotonic() < end and not self.c.swiftlet_test_tiles(TEST_ROUNDS):
-                pass
-
-        threads = [threading.Thread(target=work) for _ in range(2 * (os.cpu_count() or 1))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    def multiply_at_peak(self, rounds: int) -> int:
-        """Multiplies and adds at the upper bound of the kernels' speed. Returns the number of multiply-adds."""
-        memory = np.ones(1 << 14, np.uint8)  # larger than the operands of a tile
-        aligned = memory.ctypes.data + -memory.ctypes.data % 64
-        sums = np.empty(1 << 10, np.float32)
-        count: int = self.c.swiftlet_peak(rounds, aligned, aligned, sums.ctypes.data)
-        return count
 
 
 class Native:
@@ -461,11 +334,14 @@ def _native(
 ) -> Native:
     """Loads a part of an artifact's network. `sources` are the artifacts of the adapters."""
     manifest = artifact.manifest
-    library, passed_over = select()
+    library, passed_over = _kernel_selection.select()
     if library is None:
         raise FoldingError("no kernel is compiled for this CPU")
     if manifest.precision not in PRECISIONS:
         raise FoldingError(f"the precision is {manifest.precision}")
+    made = artifact.card().get("native") if (artifact.path / CARD).is_file() else None  # one in the making has none
+    if isinstance(made, dict) and "refused" in made:  # then the answers of onnx_cpu decided on the precision
+        raise FoldingError(f"it was refused when the artifact was made ({str(made['refused']).removesuffix('.')})")
     with _open(artifact) as weights:
         folded = fold_artifact(artifact, weights, part=part)
         source = " ".join(each.weights_sha256 for each in sources or [artifact])
@@ -477,82 +353,9 @@ def _native(
 
 
 @cache
-def _warn_of_version(file: Path) -> None:
-    """Logs a warning, once in a process."""
-    log.warning(
-        "the native engine does not use %s, which was compiled for another version of Swiftlet: install Swiftlet again",
-        file.name,
-    )
-
-
-@cache
 def _warn_once(kernel: str, passed_over: tuple[str, ...]) -> None:
     """Logs a warning, once in a process, however many models it loads."""
     log.warning("the native engine serves on %s, because better kernels do not: %s", kernel, "; ".join(passed_over))
-
-
-class Selection(NamedTuple):
-    """The kernels that serve on this machine."""
-
-    library: Library | None
-    passed_over: tuple[str, ...]  # faster kernels that do not serve, with the reasons
-
-
-def best() -> Library | None:
-    """Returns the fastest kernels that serve on this machine, or None if no kernels do."""
-    return select().library
-
-
-def select() -> Selection:
-    """Selects the kernels that the environment variable names, or else the fastest compiled ones that work here.
-
-    A kernel that this CPU lacks is passed over silently, unless the variable names it.
-    """
-    named = os.environ.get(CHOICE)
-    passed_over = [f"{named}: {CHOICE} names no kernel"] if named and named not in KERNELS else []
-    for kernel in sorted(KERNELS, key=lambda name: name != named):
-        library = _library(kernel)
-        if library is not None and library.supported:
-            obstacle = _obstacle(library)
-            if obstacle is None:
-                return Selection(library, tuple(passed_over))
-            passed_over.append(f"{kernel}: {obstacle}")
-        elif kernel == named:
-            reason = "it is not compiled for this platform" if library is None else "the CPU lacks its instructions"
-            passed_over.append(f"{kernel}: {reason}")
-    return Selection(None, tuple(passed_over))
-
-
-def _library(kernel: str) -> Library | None:
-    """Returns the compiled library of a kernel; None if this platform and version have no such library."""
-    file = LIBRARIES / f"{kernel}.so"
-    if not file.exists():
-        return None
-    try:
-        return Library(file)
-    except OSError:  # of another platform
-        return None
-    except AttributeError:
-        _warn_of_version(file)
-        return None
-
-
-def _obstacle(library: Library) -> str | None:
-    """Returns the reason why a kernel cannot serve although the CPU has its instructions, or None."""
-    if not library.permitted:
-        return "the operating system does not permit AMX tiles"
-    if library.tiles and os.environ.get(EARLIER_WRONG_SUMS):
-        return "an earlier worker process found a wrong sum"
-    if library.tiles:
-        _test_once(library.file)
-    if library.kernel_faults:
-        return "its self-test found a wrong sum"
-    return None
-
-
-@cache
-def _test_once(file: Path) -> None:
-    Library(file).test_tiles(TEST_SECONDS)
 
 
 def _check(status: int) -> None:

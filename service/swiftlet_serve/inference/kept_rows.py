@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
-from swiftlet_models.encodings import Encoding
+from swiftlet_models.encodings import Encoding, distinct, keys_of
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from swiftlet_serve.types import Deadline, Priority, Row
 
@@ -41,8 +41,7 @@ class KeptRows:
 
         A sequence that is marked and occurs several times is submitted once.
         """
-        keys = [encoding.kept or place for place, encoding in enumerate(encodings)]
-        missing = {key: encoding for key, encoding in zip(keys, encodings, strict=True) if key not in self._rows}
+        missing = {key: encoding for key, encoding in distinct(encodings).items() if key not in self._rows}
         computed = dict(zip(missing, self._submit([*missing.values()], deadline, priority, record), strict=True))
         if record is not None:
             record.kept_tokens = sum(len(encoding.input_ids) for encoding in encodings)
@@ -51,7 +50,7 @@ class KeptRows:
             if isinstance(key, bytes):
                 computed[key] = future = asyncio.ensure_future(row)
                 future.add_done_callback(partial(self._keep, key))
-        return [computed[key] if key in computed else self._found(key) for key in keys]
+        return [computed[key] if key in computed else self._found(key) for key in keys_of(encodings)]
 
     def _found(self, key: bytes | int) -> Awaitable[Row]:
         self._rows.move_to_end(key)

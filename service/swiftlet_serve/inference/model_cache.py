@@ -3,6 +3,9 @@
 An entry is a directory with one artifact. It is written by a process of its own (`swiftlet import`), as a whole or not
 at all, and by one process at a time. A process that serves an entry holds a shared lock on it until it ends, so that no
 other process removes it. The file of the lock goes with the entry: a lock on a file that was removed does not count.
+
+Users can share a cache. A user who may read its directory may read its locks, and serves the entries that their owners
+let others read. A user who may write it decides what the others serve.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -35,7 +39,9 @@ NONE: Final = "none"  # instead of a directory: a temporary one, which ends with
 CONVERSION: Final = 3  # of checkpoints; a change that makes other artifacts of them gets the next number
 LIMIT_BYTES: Final = 20 << 30  # of a cache; entries that were used least recently are removed first
 LOCK: Final = ".lock"
-STATE: Final = ".state"  # a file with the hash of the content of files in this state
+STATE: Final = ".state"  # a note: a file with the hash of the content of files in this state
+DIGEST: Final = re.compile("[0-9a-f]{24}")
+NOTE: Final = re.compile(rf"{DIGEST.pattern}\.(state|\d+)")  # with a number: earlier versions left it
 RETRIES: Final = 100
 RETRY_S: Final = 0.05
 MAX_FILE_DEPTH: Final = 2  # of a checkpoint: modules of sentence-transformers are directories
@@ -73,7 +79,7 @@ class ModelCache:
                 atexit.register(shutil.rmtree, self._root, ignore_errors=True)
                 return
             self._root = Path(location).expanduser() if location else default_directory()
-            self._root.mkdir(parents=True, exist_ok=True)
+            self._root.mkdir(0o777 if location else 0o700, parents=True, exist_ok=True)  # masked by the umask
         except RuntimeError:  # ~ or ~name stands for no directory
             raise SetupError("The user has no home directory. Set model_cache to a directory, or to none.") from None
         except OSError as error:
@@ -84,7 +90,7 @@ class ModelCache:
 
         Raises:
             ConversionError: the checkpoint cannot be reached.
-            SetupError: the checkpoint cannot be served, or the cache cannot be written.
+            SetupError: the checkpoint cannot be served, or the cache cannot be written, or its entry not be read.
         """
         directory, origin = checkpoint_files.locate(source.source, source.revision)
         adapter = checkpoint_files.find_adapter(directory)
@@ -92,9 +98,10 @@ class ModelCache:
         key = f"{source.name}-{self._digest(parts, source)}"
         entry = self._root / key
         path = entry / source.name
-        is_complete, revision = (path / MANIFEST).is_file, origin.get("revision")
-        self._use(key, is_complete, lambda lock: self._make(source, revision, entry, lock))
-        os.utime(entry)
+        revision = origin.get("revision")
+        self._use(key, path / MANIFEST, lambda lock: self._make(source, revision, entry, lock))
+        with suppress(OSError):  # another user's
+            os.utime(entry)
         return path
 
     def entries(self) -> list[Entry]:
@@ -102,7 +109,7 @@ class ModelCache:
         found = []
         for manifest in self._root.glob(f"*/*/{MANIFEST}"):
             path, entry = manifest.parent, manifest.parents[1]
-            with suppress(FileNotFoundError):  # another process removes it
+            with suppress(OSError):  # another process removes it, or its owner lets nobody else read it
                 found.append(Entry(path, sum(file.stat().st_size for file in path.iterdir()), entry.stat().st_mtime))
         return sorted(found, key=lambda entry: -entry.used)
 
@@ -114,48 +121,54 @@ class ModelCache:
         """Removes what the cache has of a key, unless a process uses it. Returns whether it was removed."""
         file = self._root / f"{key}{LOCK}"
         try:
-            with os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT, 0o600)) as lock:
+            with os.fdopen(_make_lock(file)) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not _is_current(lock.fileno(), file):
                     return False
                 shutil.rmtree(self._root / key, ignore_errors=True)
-                for state in self._root.glob(f"*{STATE}"):
-                    with suppress(OSError):
-                        if state.read_text("utf-8") == key.rpartition("-")[2]:
-                            state.unlink()
+                if (self._root / key).exists():
+                    return False
                 file.unlink()
+                self._drop_notes()
         except OSError:  # a process uses it, or it is another user's
             return False
         return True
 
     def _digest(self, directories: Sequence[Path], source: ModelSource) -> str:
         """Returns a hash of a checkpoint's content. It is kept by the state of the files, which takes less to read."""
-        state = self._root / f"{_hash(directories, source, _state)}{STATE}"
-        try:
-            return state.read_text("utf-8")
-        except OSError:
-            digest = _hash(directories, source, _content)
-        try:
-            new = state.with_suffix(f".{os.getpid()}")
-            new.write_text(digest, "utf-8")
-            new.rename(state)
-        except OSError as error:
-            raise self._unusable(error) from None
+        note = self._root / f"{_hash(directories, source, _state)}{STATE}"
+        with suppress(OSError):
+            if DIGEST.fullmatch(digest := note.read_text("ascii", "replace")):  # else its writer was killed
+                return digest
+        digest = _hash(directories, source, _content)
+        with suppress(OSError):  # without a note, the next start reads the content again
+            note.write_text(digest, "ascii")  # in place, since others write the same, and a part of it does not count
         return digest
 
-    def _use(self, key: str, is_complete: Callable[[], bool], make: Callable[[int], object]) -> None:
-        """Makes an entry unless it is complete, and holds a shared lock on it until this process ends."""
+    def _drop_notes(self) -> None:
+        """Removes the notes of content that has no lock. If it gets one just now, the next start writes its note."""
+        locked = {lock.stem.rpartition("-")[2] for lock in self._root.glob(f"*{LOCK}")}
+        for note in filter(NOTE.fullmatch, os.listdir(self._root)):
+            with suppress(OSError):
+                if not note.endswith(STATE) or (self._root / note).read_text("ascii", "replace") not in locked:
+                    (self._root / note).unlink()
+
+    def _use(self, key: str, manifest: Path, make: Callable[[int], object]) -> None:
+        """Makes an entry unless it has its manifest, and holds a shared lock on it until this process ends."""
         file = self._root / f"{key}{LOCK}"
         for _ in range(RETRIES):
             try:
-                lock = _held[file] = _held.get(file) or os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+                lock = _held[file] = _held.get(file) or _open_lock(file)
             except OSError as error:
-                raise self._unusable(error) from None
+                if not _can_be_read(manifest):
+                    raise self._unusable(error) from None
+                log.warning("%s is served without a lock, which cannot be read, so others may remove it", key)
+                return
             fcntl.flock(lock, fcntl.LOCK_SH)  # waits for a process that makes the entry
             if not _is_current(lock, file):  # another process has removed the entry meanwhile
                 os.close(_held.pop(file))
                 continue
-            if is_complete():
+            if _can_be_read(manifest):
                 return
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -163,7 +176,7 @@ class ModelCache:
                 time.sleep(RETRY_S)
                 continue
             try:
-                if _is_current(lock, file) and not is_complete():
+                if _is_current(lock, file) and not _can_be_read(manifest):
                     make(lock)
                     self._trim()
             finally:
@@ -174,6 +187,7 @@ class ModelCache:
         for lock in self._root.glob(f"*{LOCK}"):
             if not lock.with_suffix("").exists():  # its import has failed
                 self._clear(lock.stem)
+        self._drop_notes()
         total = 0
         for entry in self.entries():
             total += entry.size
@@ -191,6 +205,36 @@ def default_directory() -> Path:
     """Returns the directory of the user's cache."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "swiftlet" / "models"
+
+
+def _make_lock(file: Path) -> int:
+    """Opens the file of a lock to write, and makes one that has the permissions of its directory."""
+    return os.open(file, os.O_RDWR | os.O_CREAT, file.parent.stat().st_mode & 0o666)
+
+
+def _open_lock(file: Path) -> int:
+    """Opens the file of a lock, only to read if this user may not write it, which suffices for a shared lock."""
+    try:
+        return _make_lock(file)
+    except OSError:
+        with suppress(OSError):
+            return os.open(file, os.O_RDONLY)
+        raise
+
+
+def _can_be_read(manifest: Path) -> bool:
+    """Returns whether an entry has its manifest. Raises SetupError if its owner lets nobody else read it."""
+    try:
+        manifest.open("rb").close()
+    except PermissionError:
+        entry = manifest.parents[1]
+        raise SetupError(
+            f"The imported model {entry} is another user's, who lets nobody else read it. Have its owner run "
+            f"chmod -R a+rX {entry}, or set model_cache to a directory of your own."
+        ) from None
+    except OSError:
+        return False
+    return True
 
 
 def _is_current(descriptor: int, file: Path) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar
 import numpy as np
 from pydantic import BaseModel
 
-from swiftlet_models.encodings import Encoding
+from swiftlet_models.encodings import Encoding, distinct
 from swiftlet_serve.errors import DeadlineExceeded, FieldError, Internal, NotFound, Unavailable, Unprocessable
 from swiftlet_serve.inference import partial_results, text_threads
 from swiftlet_serve.inference.kept_rows import KeptRows
@@ -200,8 +200,10 @@ class Pipeline:
                 try:
                     inputs = await self._encode(request, record)
                     sequences = [sequence for input_ in inputs for sequence in input_.encodings]
-                    lengths += [len(sequence.input_ids) for sequence in sequences if not sequence.looked_up]
-                    check_size(self.model.task, sequences, self._settings.max_queued_tokens)
+                    kept_rows = self._kept_rows if any(sequence.kept for sequence in sequences) else None
+                    computed = [*distinct(sequences).values()] if kept_rows is not None else sequences
+                    lengths += [len(sequence.input_ids) for sequence in computed if not sequence.looked_up]
+                    check_size(self.model.task, computed, self._settings.max_queued_tokens)
                     if max_bytes is not None and (least := getattr(self.model.task, "least_encoded_bytes", None)):
                         known = sum([least(each.request, each.encodings) for each in inputs])
                         check_response_size(known, max_bytes)
@@ -217,14 +219,12 @@ class Pipeline:
                 if together is not None:
                     await together.wait()
                 read = [replace(sequence, head=self.head) for sequence in sequences] if self.head else sequences
-                kept_rows = self._kept_rows
-                keeps = kept_rows is not None and any(sequence.kept for sequence in read)
-                submit = kept_rows.submit if kept_rows is not None and keeps else self._scheduler.submit
+                submit = kept_rows.submit if kept_rows is not None else self._scheduler.submit
                 rows = submit([each for each in read if not each.looked_up], deadline, priority, record)
                 if record is not None:
                     record.tokens += sum([len(each.input_ids) for each in read if each.looked_up])
-                computed = iter(await _gather(rows, () if len(inputs) == 1 else Internal))
-                outcomes = [NO_ROW if each.looked_up else next(computed) for each in read]
+                found = iter(await _gather(rows, () if len(inputs) == 1 else Internal))
+                outcomes = [NO_ROW if each.looked_up else next(found) for each in read]
                 return await self._decode(inputs, sequences, outcomes, record)
         except (DeadlineExceeded, Unavailable):
             if record is not None and lengths:

@@ -98,7 +98,7 @@ def write(
             file.size for name, file in manifest.files.items() if name.removeprefix(OF_LABELS) in FORMATS
         ),
         "latency": {
-            engine: {"tokens": latency["tokens"], "cores": 1, "milliseconds": latency["milliseconds"]}
+            engine: {"cores": 1} | {key: value for key, value in latency.items() if key != "machine"}
             for engine, latency in latencies.items()
         },
         "comparisons": [asdict(comparison) for comparison in comparisons],

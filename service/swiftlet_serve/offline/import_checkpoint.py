@@ -32,7 +32,7 @@ from swiftlet_models.artifact import (
     PoolingOption,
     Precision,
 )
-from swiftlet_models.labelling import LabellingError
+from swiftlet_models.label_scorer import LabellingError
 from swiftlet_models.parameters import configure
 from swiftlet_models.task_inference import infer_task
 from swiftlet_models.tensorflow_checkpoint import as_transformers

@@ -18,7 +18,8 @@ import numpy as np
 
 from swiftlet_models.artifact import Labelling, Manifest
 from swiftlet_models.encodings import Encoding, TooManyWindows, kept
-from swiftlet_models.labelling import LabelledText, NoRoom, Reader, Scorer, Words
+from swiftlet_models.label_reader import LabelledText, NoRoom, Reader, Words
+from swiftlet_models.label_scorer import Scorer
 from swiftlet_models.tensors import Floats, HeadWeights
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_models.turns import in_turns
@@ -52,7 +53,7 @@ from swiftlet_serve.types import Row
 
 
 class LabelledEntities(EntitiesTask):
-    """One sequence for each window of each text, with the labels. Its row holds hidden states (`labelling.py`).
+    """One sequence for each window of each text, with the labels. Its row holds hidden states (`label_scorer.py`).
 
     If the model has a second network for labels, there is one sequence for each label first, whose row is a vector,
     (1, H), and the windows have the text alone.

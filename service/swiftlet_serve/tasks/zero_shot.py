@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from swiftlet_models.artifact import Head, Labelling, Manifest, Outputs
 from swiftlet_models.encodings import Encoding, TextTooLong, TooManyWindows, kept
 from swiftlet_models.label_names import names_in_words
-from swiftlet_models.labelling import LabelledText, NoRoom, Reader, Scorer
+from swiftlet_models.label_reader import LabelledText, NoRoom, Reader
+from swiftlet_models.label_scorer import Scorer
 from swiftlet_models.probabilities import sigmoid, softmax
 from swiftlet_models.relations import find_entailment
 from swiftlet_models.tensors import Floats, HeadWeights
@@ -208,7 +209,7 @@ def joined(request: ZeroShotRequest, encodings: Sequence[Encoding], scores: NDAr
 
 
 class LabelledZeroShot(ZeroShotTask):
-    """One sequence for each text with all labels. Its row holds hidden states (`swiftlet_models/labelling.py`)."""
+    """One sequence for each text with all labels. Its row holds hidden states (`swiftlet_models/label_scorer.py`)."""
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest, labelling: Labelling, head: HeadWeights | None):
         """Without `head`, the task only encodes.

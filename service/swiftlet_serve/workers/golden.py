@@ -31,6 +31,10 @@ ARRAYS: Final[Mapping[str, tuple[np.dtype[Any], int]]] = {
 """The arrays of the file, with their types and numbers of dimensions."""
 
 
+class NotReproducedError(ArtifactError):
+    """Raised when an engine does not reproduce the golden answers."""
+
+
 class Replay(NamedTuple):
     """What an engine did with the golden sequences."""
 
@@ -44,8 +48,8 @@ def replay(artifact: Artifact, engine: Engine) -> Replay:
     That call also warms the engine.
 
     Raises:
-        ArtifactError: the difference exceeds the manifest's tolerance, an answer is not finite, or the file holds no
-            golden answers.
+        NotReproducedError: the difference exceeds the manifest's tolerance, or an answer is not finite.
+        ArtifactError: the file holds no golden answers.
     """
     arrays = _load(artifact)
     rows = arrays.pop("rows")
@@ -53,7 +57,8 @@ def replay(artifact: Artifact, engine: Engine) -> Replay:
         columns, width = arrays.pop("columns"), artifact.manifest.width
         replayed = _replay(engine, width, rows, columns, Batch.without_top_k(**arrays))
     except Exception as error:  # neither the arrays' content nor the engine can be trusted here
-        raise ArtifactError(f"{artifact.path.name}: {GOLDEN} cannot be replayed: {error}") from error
+        reason = str(error).removesuffix(".")
+        raise NotReproducedError(f"{artifact.path.name}: {GOLDEN} cannot be replayed: {reason}.") from error
     _check_deviation(artifact, engine, replayed.deviation, rows)
     return replayed
 
@@ -62,7 +67,8 @@ def check_deviation(artifact: Artifact, engine: Engine, deviation: float) -> Non
     """Checks the largest deviation of an engine's answers from the golden answers.
 
     Raises:
-        ArtifactError: it is above the manifest's tolerance, or the file holds no golden answers.
+        NotReproducedError: it is above the manifest's tolerance.
+        ArtifactError: the file holds no golden answers.
     """
     _check_deviation(artifact, engine, deviation, _load(artifact)["rows"])
 
@@ -70,7 +76,7 @@ def check_deviation(artifact: Artifact, engine: Engine, deviation: float) -> Non
 def _check_deviation(artifact: Artifact, engine: Engine, deviation: float, rows: NDArray[np.float32]) -> None:
     tolerance = artifact.manifest.tolerance + engine.extra_tolerance * float(np.abs(rows).max(initial=0.0))
     if not deviation <= tolerance:  # also true if either is NaN
-        raise ArtifactError(
+        raise NotReproducedError(
             f"{artifact.path.name}: the engine's answers differ from the golden answers by {deviation:.3g}. "
             f"The tolerance is {tolerance:.3g}."
         )

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from swiftlet_models.artifact import Artifact
+from swiftlet_models.artifact import Artifact, ArtifactError
 from swiftlet_models.folded import FoldingError
 from swiftlet_serve import engines, plugins
 from swiftlet_serve.engines._shared_trunk import Apart, OneHead
@@ -21,10 +21,11 @@ from swiftlet_serve.machine.sealed_files import SealedFiles
 from swiftlet_serve.types import Batch, BatchResult, Engine, Outcome, Row, TimedCall, helped_s
 from swiftlet_serve.types.codec import ERROR_DETAILS
 from swiftlet_serve.types.topk import is_of
-from swiftlet_serve.workers.golden import replay
+from swiftlet_serve.workers.golden import NotReproducedError, replay
 
 log = logging.getLogger(__name__)
 
+MEASURED: Final = "onnx_cpu"  # the engine that the tolerances of artifacts are measured with
 MAX_TITLE: Final = 500  # characters
 MAX_KERNEL_FAULTS: Final = 1 << 53  # the largest number that a metric holds exactly
 
@@ -75,6 +76,10 @@ def host_model(
         return EngineModel(engine, widths, []), None
     try:
         replayed = [replay(artifact, head) for artifact, head in zip(artifacts, heads, strict=True)]
+    except NotReproducedError as error:
+        engine.close()
+        step = f" The tolerance was measured with {MEASURED}: choose --engine {MEASURED}."
+        raise ArtifactError(f"{error}{'' if engine_name == MEASURED else step}") from error
     except BaseException:
         engine.close()
         raise
