@@ -44,7 +44,7 @@ on_cpu() { [[ $device == cpu ]]; }
 run_pack() {
   local packages=(annotated-types fastapi httptools pydantic pydantic-core pydantic-settings python-dotenv starlette
     typing-inspection uvicorn openvino nncf) models=models/swiftlet_models/bundled scratch
-  scratch=$(mktemp -d) && mkdir -p "$carried" && rm -f "$carried"/* || return
+  scratch=$(mktemp -d) && mkdir -p "$carried" && rm -f "$carried"/*.{whl,tar.xz} || return
   grep -ohE '^[a-z0-9.-]+==[^ ]+' docker/cpu.lock > "$scratch/versions"
   grep -ohE '(openvino|uvicorn)==[0-9.]+' pyproject.toml | sort -u >> "$scratch/versions"
   "$python" -m pip download --quiet --no-deps --only-binary :all: --python-version "${PACK_FOR:-3.12}" \

@@ -259,6 +259,10 @@ def test_a_user_who_only_reads_a_cache_serves_of_it(checkpoint: Path, caplog: py
         refusal = r"is another user's, .* chmod -R a\+rX .*, or set model_cache"
         with pytest.raises(SetupError, match=refusal), reader(cache):
             fetch(own, cache, fail)
+        (own / "model.safetensors").chmod(0o644)  # is read again, since its hash is in the cache
+        cache.chmod(0)
+        with pytest.raises(SetupError, match="cannot be written"), reader(cache):
+            fetch(own, cache, fail)
         lock.chmod(0o600)
         assert ModelCache(str(cache)).remove(entry)
 

@@ -32,6 +32,7 @@ from swiftlet_models.artifact import (
     open_artifact,
     seal,
 )
+from swiftlet_models.artifact.directory import AGAIN
 from swiftlet_models.artifact.parsing import LATER
 from tests.support.artifacts import certify, make_artifact
 
@@ -187,13 +188,13 @@ def test_open_artifact_rejects_altered_file(path: Path, name: str) -> None:
     content = bytearray(PARTS[name])
     content[-1] ^= 1
     (path / name).write_bytes(content)
-    assert error_message(path).startswith(f"{name} was altered: its SHA-256 is not the one listed.")
+    assert error_message(path) == f"{name} was altered: its SHA-256 is not the one listed. {AGAIN}"
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_open_artifact_rejects_truncated_file(path: Path, name: str) -> None:
     (path / name).write_bytes(PARTS[name][:-1])
-    assert error_message(path).startswith(f"{name} has {len(PARTS[name]) - 1} bytes, not {len(PARTS[name])}.")
+    assert error_message(path) == f"{name} has {len(PARTS[name]) - 1} bytes, not {len(PARTS[name])}. {AGAIN}"
 
 
 @pytest.mark.parametrize(
@@ -247,7 +248,7 @@ def test_open_artifact_rejects_file_of_other_artifact(path: Path) -> None:
     (other / "weights.safetensors").write_bytes(PARTS["weights.safetensors"][::-1])
     seal(other, MAIN)
     shutil.copyfile(other / "weights.safetensors", path / "weights.safetensors")
-    assert error_message(path).startswith("weights.safetensors was altered: its SHA-256 is not the one listed.")
+    assert error_message(path) == f"weights.safetensors was altered: its SHA-256 is not the one listed. {AGAIN}"
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -625,9 +626,9 @@ def test_changed_manifest_is_rejected_or_lists_same_files(
 @pytest.mark.parametrize("name", PARTS)
 def test_open_artifact_rejects_changed_checksum_or_size(path: Path, name: str) -> None:
     edit(path, files_with(name, sha256="0" * 64))
-    assert error_message(path).startswith(f"{name} was altered: its SHA-256 is not the one listed.")
+    assert error_message(path) == f"{name} was altered: its SHA-256 is not the one listed. {AGAIN}"
     edit(path, files_with(name, size=999))
-    assert error_message(path).startswith(f"{name} has {len(PARTS[name])} bytes, not 999.")
+    assert error_message(path) == f"{name} has {len(PARTS[name])} bytes, not 999. {AGAIN}"
 
 
 @pytest.mark.parametrize(

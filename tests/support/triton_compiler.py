@@ -95,7 +95,8 @@ def compiled(
     aligned = {
         (kernel.arg_names.index(name),): [["tt.divisibility", 16]]
         for name, kind in types.items()
-        if kind.startswith("*") or name.endswith("stride")
+        if (kind.startswith("*") or name.endswith("stride"))
+        and not (kernel is kernels._locate and name in ("ends", "focus_ends", "focus"))
     }
     source = ASTSource(kernel, {name: signature[name] for name in kernel.arg_names}, places, aligned)
     result = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

@@ -29,6 +29,7 @@ from swiftlet_models.artifact.parsing import parse
 from swiftlet_models.artifact.strict_json import read_json
 from swiftlet_models.errors import ModelError
 
+AGAIN: Final = "Copy or import the artifact once more."
 IMPORTED: Final = "Imported from "  # begins the summary of an imported model
 FOLDERS: Final = re.compile(  # of a path that begins a word
     r"(?<![^\s'\"(=,])(?:~|\.{1,2}|[A-Za-z]:)?[\\/](?:[^\s\\/]+[\\/])*(?=[^\s\\/])"
@@ -229,13 +230,9 @@ def read_manifest(path: Path) -> Manifest:
 def _verify(path: Path, name: str, expected: File) -> None:
     actual = _measure(path, name)
     if actual.size != expected.size:
-        raise ArtifactError(f"{path.name}: {name} has {actual.size} bytes, not {expected.size}. {_again(path)}")
+        raise ArtifactError(f"{path.name}: {name} has {actual.size} bytes, not {expected.size}. {AGAIN}")
     if actual.sha256 != expected.sha256:
-        raise ArtifactError(f"{path.name}: {name} was altered: its SHA-256 is not the one listed. {_again(path)}")
-
-
-def _again(path: Path) -> str:
-    return f"Copy the artifact once more. `swiftlet cache {path.name} --clear` removes one that `swiftlet serve` made."
+        raise ArtifactError(f"{path.name}: {name} was altered: its SHA-256 is not the one listed. {AGAIN}")
 
 
 def _measure(path: Path, name: str) -> File:

@@ -98,7 +98,10 @@ def locate(ends: Tensor, focus_ends: Tensor, focus: Tensor, tokens: int) -> Plac
     return found
 
 
-@triton.jit(do_not_specialize=["sequences", "tokens", "count", "token_blocks"])
+@triton.jit(
+    do_not_specialize=["sequences", "tokens", "count", "token_blocks"],
+    do_not_specialize_on_alignment=["ends", "focus_ends", "focus"],  # parts of a buffer that lie anywhere in it
+)
 def _locate(
     ends,
     focus_ends,

@@ -6,8 +6,9 @@ for each token, as on the CPU, so that a token's result does not depend on its b
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from importlib.util import find_spec
+from functools import cache
 from typing import Final
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from swiftlet_models.architectures.layers import ACTIVATIONS
 from swiftlet_models.folded import Product
+
+log = logging.getLogger(__name__)
 
 Linear = Callable[[Tensor], Tensor]
 MakeProduct = Callable[[Product, torch.device, torch.dtype, str | None], Linear]
@@ -29,6 +32,11 @@ The exact form differs from it by less than 0.0005, where bf16 rounds values of 
 read and write the widest activations of a layer again.
 """
 
+Quantise = Callable[[Tensor, torch.dtype, float], tuple[Tensor, Tensor]]
+Multiply = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, str | None, torch.dtype], Tensor]
+"""See `quantise` and `multiply`."""
+
+TOLERANCE: Final = 0.02  # of the largest number, between two ways to add up
 LEAST_ROWS: Final = 32  # cuBLAS multiplies int8 matrices with more than 16 rows
 HOPPER: Final = (9, 0)  # capability of the first GPUs whose copy engine reads descriptors
 MULTIPLE: Final = 16  # widths that GPUs multiply in 8 bits: in FP8, those since Ada
@@ -65,13 +73,41 @@ def _in_8_bits(
         return in_floats(product, device, dtype, activation)
     weight, scales = (part.to(device) for part in quantise(torch.tensor(product.weight).float(), small, LARGEST[small]))
     bias = torch.tensor(product.bias).to(device, torch.float32)
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= HOPPER and find_spec("triton"):
+    scaled: tuple[Quantise, Multiply] = quantise, multiply
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= HOPPER:
+        scaled = _kernels(device, small) or scaled
+    rounded, product_of = scaled
+    return lambda x: product_of(*rounded(x, small, LARGEST[small]), weight, scales, bias, activation, dtype)
+
+
+@cache
+def _kernels(device: torch.device, small: torch.dtype) -> tuple[Quantise, Multiply] | None:
+    """Returns the functions of `scaled_kernels` if they compute the same as those of this module there."""
+    try:
         from swiftlet_models.ragged import scaled_kernels as kernels
 
-        return lambda x: kernels.multiply(
-            *kernels.quantise(x, small, LARGEST[small]), weight, scales, bias, activation, dtype
-        )
-    return lambda x: multiply(*quantise(x, small, LARGEST[small]), weight, scales, bias, activation, dtype)
+        for rows in (1, kernels.MANY_TOKENS):
+            error = difference((kernels.quantise, kernels.multiply), rows, device, small)
+            if not error <= TOLERANCE:  # also if it is not a number
+                log.error("products in 8 bits are computed in torch: the kernels differ by %.3f of the largest", error)
+                return None
+    except Exception:  # a compiler documents no exceptions
+        log.exception("products in 8 bits are computed in torch")
+        return None
+    return kernels.quantise, kernels.multiply
+
+
+def difference(functions: tuple[Quantise, Multiply], rows: int, device: torch.device, small: torch.dtype) -> float:
+    """Returns how much the functions differ from those of this module, relative to the largest number."""
+    x, weight = (
+        torch.sin(torch.arange(count * 64, device=device)).view(count, 64).to(torch.bfloat16) for count in (rows, 48)
+    )
+    (own_weight, scales), bias = quantise(weight, small, LARGEST[small]), weight[:, 0].float()
+    found, expected = (
+        product_of(*rounded(x, small, LARGEST[small]), own_weight, scales, bias, "gelu", torch.float32)
+        for rounded, product_of in (functions, (quantise, multiply))
+    )
+    return float((found - expected).abs().max() / expected.abs().max())
 
 
 def quantise(x: Tensor, small: torch.dtype, largest: float) -> tuple[Tensor, Tensor]:

@@ -106,8 +106,9 @@ class StaticRunner:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
             torch.cuda.synchronize(device)  # the weights come on another stream
-        # In the type of rows, which the copy in a graph converts to.
-        self._output = torch.empty(0, network.outputs, dtype=torch.float32, device=device)
+        # In the type of rows, which the copy in a graph converts to. Those over a vocabulary would take much memory.
+        dtype = torch.float32 if network.outputs < network.vocabulary else network.dtype
+        self._output = torch.empty(0, network.outputs, dtype=dtype, device=device)
         wanted = sorted(sizes, key=lambda bucket: (bucket.tokens, bucket.focus), reverse=True)
         with self.stream():
             self._make(wanted, max_bytes)

@@ -224,10 +224,12 @@ def _open_lock(file: Path) -> int:
 
 def _can_be_read(manifest: Path) -> bool:
     """Returns whether an entry has its manifest. Raises SetupError if its owner lets nobody else read it."""
+    entry = manifest.parents[1]
     try:
         manifest.open("rb").close()
     except PermissionError:
-        entry = manifest.parents[1]
+        if not os.access(entry.parent, os.X_OK, effective_ids=True):  # then the cache itself is another user's
+            return False
         raise SetupError(
             f"The imported model {entry} is another user's, who lets nobody else read it. Have its owner run "
             f"chmod -R a+rX {entry}, or set model_cache to a directory of your own."

@@ -49,7 +49,7 @@ def replay(artifact: Artifact, engine: Engine) -> Replay:
 
     Raises:
         NotReproducedError: the difference exceeds the manifest's tolerance, or an answer is not finite.
-        ArtifactError: the file holds no golden answers.
+        ArtifactError: the file holds no golden answers, or the engine fails.
     """
     arrays = _load(artifact)
     rows = arrays.pop("rows")
@@ -57,8 +57,8 @@ def replay(artifact: Artifact, engine: Engine) -> Replay:
         columns, width = arrays.pop("columns"), artifact.manifest.width
         replayed = _replay(engine, width, rows, columns, Batch.without_top_k(**arrays))
     except Exception as error:  # neither the arrays' content nor the engine can be trusted here
-        reason = str(error).removesuffix(".")
-        raise NotReproducedError(f"{artifact.path.name}: {GOLDEN} cannot be replayed: {reason}.") from error
+        kind, reason = NotReproducedError if isinstance(error, _Wrong) else ArtifactError, str(error).removesuffix(".")
+        raise kind(f"{artifact.path.name}: {GOLDEN} cannot be replayed: {reason}.") from error
     _check_deviation(artifact, engine, replayed.deviation, rows)
     return replayed
 
@@ -104,7 +104,7 @@ def _replay(engine: Engine, width: int, rows: NDArray[np.float32], columns: NDAr
         if row.shape != (len(encoding.focus), width):
             raise ValueError(f"the engine returned a row of shape {row.shape}, expected {len(encoding.focus), width}")
         if not np.isfinite(row).all():
-            raise ValueError("the engine returned NaN or infinity")
+            raise _Wrong("the engine returned NaN or infinity")
         if encoding is most:
             _check_ranking(ranked, row)
         largest = max(largest, float(np.abs(row[:, columns] - golden).max(initial=0.0)))
@@ -112,11 +112,15 @@ def _replay(engine: Engine, width: int, rows: NDArray[np.float32], columns: NDAr
 
 
 def _check_ranking(ranked: Row, row: Row) -> None:
-    """Raises ValueError if the engine's top-k result differs from the top-k of this row."""
+    """Raises _Wrong if the engine's top-k result differs from the top-k of this row."""
     actual, expected = Ranking.of(ranked), Ranking.of(rank(row, TOP_K, NOTHING))
     for ours, theirs in zip(actual[:2], expected[:2], strict=True):  # equal outputs may come in any order of columns
         if ours.shape != theirs.shape or not np.allclose(ours, theirs, rtol=1e-3, atol=1e-3):
-            raise ValueError("the engine's top-k result does not match its outputs")
+            raise _Wrong("the engine's top-k result does not match its outputs")
+
+
+class _Wrong(Exception):
+    """Raised when an engine's answer is wrong in itself. The message is a sentence without its full stop."""
 
 
 class _Unfit(Exception):

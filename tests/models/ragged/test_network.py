@@ -307,7 +307,7 @@ class ScarceMemory:
     """A network on a device whose memory holds `most` tokens, of all calls whose tensors still live."""
 
     def __init__(self, own: Network, most: int) -> None:
-        self.outputs, self.dtype, self.most = own.outputs, own.dtype, most
+        self.outputs, self.vocabulary, self.dtype, self.most = own.outputs, own.vocabulary, own.dtype, most
         self.calls: list[int] = []
         self.taken = 0
         self._own = own

@@ -56,3 +56,13 @@ def test_products_of_any_size(form, small, activation, monkeypatch):
 
     expected = products.multiply(*parts, random(columns), activation, torch.float32)
     assert relative_error(found, expected) <= 1e-6
+
+
+@pytest.mark.parametrize("small", BOTH)
+def test_kernels_are_compared_with_torch_before_they_are_used(small):
+    def wrong(*args):
+        return 1.1 * scaled_kernels.multiply(*args)
+
+    parts = scaled_kernels.quantise, scaled_kernels.multiply
+    assert products.difference(parts, 5, torch.device("cpu"), small) <= products.TOLERANCE
+    assert products.difference((parts[0], wrong), 5, torch.device("cpu"), small) > products.TOLERANCE
