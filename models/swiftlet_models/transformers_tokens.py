@@ -120,8 +120,13 @@ def _texts(theirs: Any, version: int) -> list[str]:
         if type(theirs).__name__.startswith("DebertaV2") and "Precompiled" not in str(
             theirs.backend_tokenizer.normalizer
         ):
-            single = [text for text in single if unicodedata.is_normalized("NFKC", text)]
+            single = [text for text in single if _is_plain(text)]
     return single
+
+
+def _is_plain(text: str) -> bool:
+    """Tells whether SentencePiece's rules leave a text as it is: they also make blanks of joiners, as in Persian."""
+    return unicodedata.is_normalized("NFKC", text) and not any(unicodedata.category(one) == "Cf" for one in text)
 
 
 def main() -> None:

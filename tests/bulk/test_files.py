@@ -284,7 +284,7 @@ def test_empty_file_has_no_rows(model, tmp_path, out):
 def test_verify_finds_a_flipped_byte(model, tmp_path, out, suffix):
     write(tmp_path / f"in.{suffix}", texts(ROWS))
     done(tmp_path / f"in.{suffix}", *model, "--out", out, "--shard-rows", 14)
-    assert "3 files with 40 rows are as they were written." in done("--verify", "--out", out).stdout
+    assert "As they were written: 3 files with 40 rows." in done("--verify", "--out", out).stdout
     path = out / f"part-00001.{suffix}"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -317,6 +317,7 @@ def test_dry_run_writes_nothing(model, tmp_path, out):
 
     assert "rows    301 in 11 shards\n" in found
     assert "bad     0.33 % of the sample: empty_input (1)" in found
+    assert "rows    301 in 1 shard\n" in done(tmp_path / "in.csv", *model, "--out", out, "--dry-run").stdout
     assert not out.exists()
     done(tmp_path / "in.csv", *model, "--out", out)
     actual = (out / "part-00000.csv").stat().st_size

@@ -111,9 +111,34 @@ async def test_copies_are_compared_and_reported(artifact_dir, tmp_path):
     assert sum(entry.answer == json.loads(other) for entry in stored) == 1
 
 
-def _page(page: str):
+@pytest.mark.parametrize(
+    ("status", "page", "message"),
+    [
+        (401, SECRET, "responds with status 401. Set --api-key."),
+        (404, SECRET, "responds with status 404. Metrics are at /metrics, on the admin port if there is one."),
+        (500, SECRET, "responds with status 500."),
+        (200, f'[{{"name": "{SECRET}"}}]', "URL has no metrics. They are at a server's /metrics."),
+    ],
+)
+def test_metrics_that_cannot_be_read_name_the_next_step(status, page, message):
+    with service(None) as metrics:
+        metrics.RequestHandlerClass = type("Page", (metrics.RequestHandlerClass,), {"do_GET": _page(page, status)})
+        result = CliRunner().invoke(main, ["shadow-report", metrics.url])
+    assert (result.exit_code, SECRET in result.output) == (1, False)
+    assert result.output.rstrip().endswith(message)
+
+
+def test_an_address_without_a_server_is_told():
+    with service(None) as metrics:
+        pass
+    for url, reason in ((metrics.url, "Check the address, and that a server runs."), ("ftp://a", "must begin with")):
+        result = CliRunner().invoke(main, ["shadow-report", url])
+        assert (result.exit_code, reason in result.output) == (1, True), result.output
+
+
+def _page(page: str, status: int = 200):
     def respond(handler) -> None:
-        handler.send_response(200)
+        handler.send_response(status)
         handler.send_header("content-length", str(len(page.encode())))
         handler.end_headers()
         handler.wfile.write(page.encode())

@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sentencepiece import SentencePieceTrainer
 
 from swiftlet_models.architectures.traits import RelativeTraits
 from swiftlet_models.checkpoint_tensors import ConversionError
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_models.tokenizer_check import difference
+from swiftlet_models.transformers_tokens import TEXTS
 from tests.goldens import cases
 from tests.support.checkpoints import (
     AUTO,
@@ -188,4 +190,27 @@ def test_vocabulary_without_tokenizer_json_is_read_as_by_transformers(tmp_path: 
 
     assert [encoding.input_ids.tolist() for encoding in tokenizer.encode(READ, 100)] == IDS[option]
     assert pair.token_type_ids.tolist() == [0] * (len(pair.input_ids) - 2) + [1] * 2
+    assert difference(tokenizer, tmp_path) is None
+
+
+PIECES: Final = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
+
+
+def test_a_vocabulary_with_persian_letters_is_compared(tmp_path: Path) -> None:
+    """SentencePiece makes a blank of the joiner in Persian words, and version 5 of transformers does not."""
+    SentencePieceTrainer.train(
+        sentence_iterator=iter([TEXTS["fa"]]),
+        model_prefix=str(tmp_path / "spm"),
+        vocab_size=32,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **{f"{name}_id": number for number, name in enumerate(("pad", "bos", "eos", "unk"))},
+        **{f"{name}_piece": piece for name, piece in zip(("pad", "bos", "eos", "unk"), PIECES, strict=True)},
+    )
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "DebertaV2Tokenizer"}', "utf-8")
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    joined, parted = tokenizer.encode(["می\u200cآیند", "می آیند"], 100)
+
+    assert tokenizer.unknown_id not in joined.input_ids
+    assert joined.input_ids.tolist() == parted.input_ids.tolist()
     assert difference(tokenizer, tmp_path) is None

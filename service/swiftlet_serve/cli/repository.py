@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import sys
+import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Final
 
@@ -81,8 +83,8 @@ def shadow_report(
     try:
         pages = [_fetch_text(url, api_key) for url in urls]
         candidates, endpoint = report.read(pages), endpoint_metrics.read(pages)
-    except (OSError, ValueError) as error:
-        raise click.ClickException(f"The metrics cannot be read: {error}") from None
+    except ValueError:  # the parser's message may quote a whole page
+        raise click.ClickException("URL has no metrics. They are at a server's /metrics.") from None
     for line in report.lines(candidates, least_agreement, most_time):
         click.echo(line)
     objections = [report.objection(candidate, least_agreement, most_time) for candidate in candidates.values()]
@@ -101,11 +103,18 @@ def _fetch_text(url: str, api_key: str | None) -> str:
     """Returns the text at an address of a server.
 
     Raises:
-        OSError: it cannot be reached, or responds with an error.
-        ValueError: the address is invalid, or the response is not text.
+        ClickException: the address is invalid, cannot be reached, or responds with an error or no text.
     """
     if not url.startswith(("http://", "https://")):
-        raise ValueError("the address must begin with http:// or https://")
-    request = urllib.request.Request(url, headers={"x-api-key": api_key} if api_key else {})  # noqa: S310  # checked
-    with urllib.request.urlopen(request, timeout=FETCH_TIMEOUT_S) as response:  # noqa: S310  # as above
-        return str(response.read().decode())
+        raise click.ClickException(f"{url} must begin with http:// or https://.")
+    try:
+        request = urllib.request.Request(url, headers={"x-api-key": api_key} if api_key else {})  # noqa: S310  # checked
+        with urllib.request.urlopen(request, timeout=FETCH_TIMEOUT_S) as response:  # noqa: S310  # as above
+            return str(response.read().decode())
+    except urllib.error.HTTPError as error:
+        step = {401: "Set --api-key.", 404: "Metrics are at /metrics, on the admin port if there is one."}
+        problem = f"{url} responds with status {error.code}. {step.get(error.code, '')}".rstrip()
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", type(error).__name__)  # other messages may quote the key
+        problem = f"{url} cannot be read: {reason}. Check the address, and that a server runs."
+    raise click.ClickException(problem)

@@ -164,7 +164,7 @@ def score(
     seconds, rows = time.monotonic() - started, summary.rows - summary.earlier
     rate = f", {rows:,} of them now, {rows / seconds:,.0f} a second" if rows else ""
     cut = f", {summary.cut_rows:,} cut to the model's limit of tokens" if summary.cut_rows else ""
-    click.echo(f"{summary.rows:,} rows{rate}; {summary.bad_rows:,} bad{cut}. The output is in {out}.")
+    click.echo(f"{counted(summary.rows, 'row')}{rate}; {summary.bad_rows:,} bad{cut}. The output is in {out}.")
 
 
 def _value(text: str) -> Any:
@@ -174,12 +174,18 @@ def _value(text: str) -> Any:
         return text
 
 
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun, such as "1 row" or "2,000 rows"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def _estimate(job: Any) -> None:
     from swiftlet_serve.bulk.estimate import estimate
 
     estimated = estimate(job)
-    click.echo(f"rows    {estimated.rows:,} in {estimated.shards:,} shards")
-    click.echo(f"time    about {_duration(estimated.seconds)} on {job.cores} cores, from {estimated.sample:,} rows")
+    click.echo(f"rows    {estimated.rows:,} in {counted(estimated.shards, 'shard')}")
+    cores, sample = counted(job.cores, "core"), counted(estimated.sample, "row")
+    click.echo(f"time    about {_duration(estimated.seconds)} on {cores}, from {sample}")
     click.echo(f"output  about {estimated.output_bytes / 1e6:.3g} MB")
     codes = ", ".join(f"{code} ({count})" for code, count in estimated.codes.most_common())
     click.echo(f"bad     {100 * estimated.bad_share:.2f} % of the sample{f': {codes}' if codes else ''}")
@@ -199,5 +205,6 @@ def _verify(out: Path) -> None:
     for problem in problems:
         click.echo(problem, err=True)
     if not problems:
-        click.echo(f"{len(manifest.entries):,} files with {manifest.rows:,} rows are as they were written.")
+        files = counted(len(manifest.entries), "file")
+        click.echo(f"As they were written: {files} with {counted(manifest.rows, 'row')}.")
     sys.exit(bool(problems))

@@ -44,7 +44,10 @@ class ModelSource:
 
 def model_name(source: str) -> str:
     """Returns the name of a model that is imported from a directory or a repository on the hub."""
-    last = Path(source).resolve().name if Path(source).is_dir() else source.rsplit("/", 1)[-1]
+    path = Path(source).resolve() if Path(source).is_dir() else Path(source)
+    if path.parent.name == "snapshots" and path.parents[1].name.startswith("models--"):  # in the cache of the hub
+        path = Path(path.parents[1].name.rpartition("--")[2])
+    last = path.name
     return re.sub(r"[^a-z0-9._-]+", "-", last.lower()).strip("-._")[:MAX_NAME].rstrip("-._") or "model"
 
 

@@ -103,7 +103,7 @@ class Forms:
             raise invalid_value(OUTPUT, "duplicate", "An output is named twice. Name each once.")
         for name in names:
             if name not in known:
-                detail = f"The model has no head for this output. Its outputs are {', '.join(known)}."
+                detail = f"The model has no {name} output. It has: {', '.join(known)}."
                 raise invalid_value(OUTPUT, "unsupported", detail)
         return names
 

@@ -6,8 +6,14 @@ from typing import get_args
 
 import pytest
 
+from swiftlet_models.artifact import Embedding, MultiVector
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.inference.local_runtime import LocalRuntime
+from swiftlet_serve.settings import Settings
 from swiftlet_serve.tasks._vectors import Format
+from tests.support.app_client import AppClient
 from tests.support.apps import SECRET
+from tests.support.artifacts import make_artifact, reseal
 
 QUERY, DOCUMENTS = "How do bees dance?", ["Rain is wet.", "꿀벌은 춤춘다 🐝", "Bees waggle."]
 
@@ -162,3 +168,18 @@ def test_invalid_embedding_request_is_refused(changes, code, place, search_clien
     assert (response.status_code, response.json()["code"]) == (422, code)
     assert place in response.json()["message"]
     assert SECRET not in response.text
+
+
+def test_a_model_without_dense_vectors_is_refused(tmp_path):
+    """Its other outputs are no lists of numbers, which clients of Cohere and OpenAI read."""
+    made = make_artifact(tmp_path, "embed")
+    colbert = Embedding("mean", vector=False, multi_vector=MultiVector(made.manifest.width))
+    settings = Settings(models=(str(reseal(made, embedding=colbert)),), engine="echo", cores=2)
+    with AppClient(create_app(LocalRuntime.load(settings))) as client:
+        for types in ({}, {"embedding_types": ["float"]}, {"embedding_types": ["float", "int8"]}):
+            response = embedded(client, **types)
+            assert (response.status_code, response.json()["code"]) == (422, "validation_failed")
+            assert response.json()["message"] == "The model has no dense output. It has: multi_vector."
+        error = client.post("/v1/embeddings", json={"model": "embed", "input": "a"}).json()["error"]
+        assert error["message"] == "The model has no dense output. It has: multi_vector."
+        assert error["param"] == "/model"

@@ -43,6 +43,7 @@ EMBED_WORDING: Final = Wording(
             "/parameters/dimensions": "/output_dimension",
             "/parameters/encoding_format": "/embedding_types",
             "/parameters/tokens": "/max_tokens",
+            "/parameters/output": "/model",  # its fault: clients choose no output
         }
     ),
     WORDING.truncation,
@@ -169,6 +170,7 @@ def embed(runtime: Runtime, request: Request, *, version: str) -> Translation:
         "normalize": True,  # as Cohere's vectors are
         "dimensions": body.output_dimension,
         "prompt_name": prompt_name(manifest, body.input_type),
+        "output": "dense",
         "truncation": body.truncate != "NONE",
         "encoding_format": types[0] if len(types) == 1 else "base64",
     }

@@ -27,7 +27,9 @@ from swiftlet_serve.tasks._vectors import Format
 from swiftlet_serve.tasks.embed import MAX_ITEMS, Inputs, TokenIdsRequest, has_ids
 from swiftlet_serve.telemetry.request_record import RequestRecord
 
-WORDING: Final = Wording(renamed(LIMIT | {"/inputs": "/input", "/parameters": ""}), TRUNCATION)
+WORDING: Final = Wording(
+    renamed(LIMIT | {"/inputs": "/input", "/parameters/output": "/model", "/parameters": ""}), TRUNCATION
+)
 
 
 class EmbeddingsRequest(TruncatingRequest):
