@@ -66,6 +66,8 @@ def _failed(fault: TokenizerFault) -> Internal:
 
 def truncated(task: Task[Any, Any], request: Any, inputs: Sequence[Input[Any, Any]]) -> tuple[str, ...]:
     """Returns the JSON Pointers of the texts that were cut, in order. A text in several sequences counts once."""
+    if (of_task := getattr(task, "truncated", None)) is not None:  # a task that never parts a request
+        return tuple(of_task([sequence for input_ in inputs for sequence in input_.encodings]))
     pointers = getattr(task, "text_pointers", text_pointers)(request)
     if len(inputs) == 1:
         cut = {sequence.text_index for sequence in inputs[0].encodings if sequence.left_out}

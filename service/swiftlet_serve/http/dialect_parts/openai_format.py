@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Literal
 
 from pydantic import BaseModel, Field
@@ -26,13 +27,15 @@ ERROR_TYPES: Final = {
 
 
 TRUNCATION: Final = "set truncate_prompt_tokens to -1"
+SIDES: Final[Mapping[object, Side]] = {"START": "left", "END": "right"}  # that Cohere's and NVIDIA's `truncate` cuts
 LIMIT: Final = {"/parameters/tokens": "/truncate_prompt_tokens"}  # the limit's name in `TruncatingRequest`, for errors
 
 
 class TruncatingRequest(ForeignBody):
     """The fields of a request that choose whether long texts are truncated, and how.
 
-    vLLM, Voyage (`truncation`), and Cohere, NVIDIA and Jina (`truncate`) have one each. The first that is there counts.
+    vLLM, Voyage (`truncation`), and Cohere, NVIDIA and Jina (`truncate`) have one each. `NONE` refuses them in any case.
+    Of other values, the first that is there counts.
     """
 
     truncation: bool | None = None
@@ -42,16 +45,18 @@ class TruncatingRequest(ForeignBody):
 
     def truncates(self, *, default: bool) -> bool:
         """Returns whether long texts are cut."""
+        if self.truncate == "NONE":
+            return False
         if self.truncate_prompt_tokens is not None:
             return True
         if self.truncation is not None:
             return self.truncation
-        return default if self.truncate is None else self.truncate not in (False, "NONE")
+        return default if self.truncate is None else self.truncate is not False
 
     def cut(self) -> Cut:
         """Returns how they are cut."""
-        tokens, side = self.truncate_prompt_tokens, self.truncation_side
-        return Cut(None if tokens == -1 else tokens, "left" if self.truncate == "START" else side)
+        tokens = self.truncate_prompt_tokens
+        return Cut(None if tokens == -1 else tokens, SIDES.get(self.truncate, self.truncation_side))
 
 
 class Usage(BaseModel):
