@@ -192,7 +192,8 @@ class Tokenizer:
         for index, text in enumerate(in_turns(texts)):
             ids = [next(encoded)] if isinstance(text, str) else [next(encoded), next(encoded)]
             limit = max_tokens - self._templates[len(ids) == 2].special_count
-            whole, left_out, own_left_out = sum(map(len, ids)), 0, ()
+            whole, left_out = sum(map(len, ids)), 0
+            own_left_out: tuple[int, ...] = ()
             if whole > limit or own_limits is not None:
                 kept = 0 if start is None else _common(start, ids[0])
                 if own_limits is not None:

@@ -211,11 +211,6 @@ def is_blank(text: str) -> bool:
     return VISIBLE.search(text) is None
 
 
-def text_pointers(request: Any) -> list[str]:
-    """Returns the JSON Pointer of each text that a task encodes, unless the task has a method of this name."""
-    return pointers(request.inputs)
-
-
 def empty_input(pointer: str) -> Unprocessable:
     """Returns the error for a text without content."""
     detail = "The text is empty. Send a text that is not blank."

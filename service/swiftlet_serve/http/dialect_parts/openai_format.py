@@ -34,8 +34,8 @@ LIMIT: Final = {"/parameters/tokens": "/truncate_prompt_tokens"}  # the limit's 
 class TruncatingRequest(ForeignBody):
     """The fields of a request that choose whether long texts are truncated, and how.
 
-    vLLM, Voyage (`truncation`), and Cohere, NVIDIA and Jina (`truncate`) have one each. `NONE` refuses them in any case.
-    Of other values, the first that is there counts.
+    vLLM, Voyage (`truncation`), and Cohere, NVIDIA and Jina (`truncate`) have one each. `NONE` always refuses them. Of
+    other values, the first that is there counts.
     """
 
     truncation: bool | None = None
