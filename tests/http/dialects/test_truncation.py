@@ -240,12 +240,11 @@ def test_limit_of_the_request_refuses_long_texts_if_it_says_so(every_client):
     assert message.startswith("The text has 5 tokens, and 4 at most are read.")
 
 
-def test_none_refuses_long_texts_whatever_limit_is_named(every_client):
-    body = {"model": "embed", "input": TEXT, "truncate": "NONE", "truncate_prompt_tokens": 9}
-    error = every_client.post("/v1/embeddings", json=body).json()["error"]
-    assert error["message"].startswith("The text has 62 tokens, and 9 at most are read.")
-    body = {"query": "a", "documents": ["b", TEXT], "truncate": "NONE", "truncate_prompt_tokens": 9999}
-    assert every_client.post("/v2/rerank", json=body).status_code == 422
+def test_none_of_cohere_refuses_long_texts_whatever_limit_is_named(every_client):
+    body = {"query": "a", "documents": ["b", TEXT], "truncate": "NONE"}
+    for tokens, limit in ((9, 9), (9999, MAX_TOKENS), (-1, MAX_TOKENS)):
+        message = every_client.post("/v2/rerank", json=body | {"truncate_prompt_tokens": tokens}).json()["message"]
+        assert message.startswith(f"The text has 64 tokens, and {limit} at most are read.")
 
 
 def test_warning_names_the_limits_that_may_have_cut(every_client):

@@ -34,8 +34,7 @@ LIMIT: Final = {"/parameters/tokens": "/truncate_prompt_tokens"}  # the limit's 
 class TruncatingRequest(ForeignBody):
     """The fields of a request that choose whether long texts are truncated, and how.
 
-    vLLM, Voyage (`truncation`), and Cohere, NVIDIA and Jina (`truncate`) have one each. `NONE` always refuses them. Of
-    other values, the first that is there counts.
+    vLLM, Voyage (`truncation`), and Cohere, NVIDIA and Jina (`truncate`) have one each. The first that is there counts.
     """
 
     truncation: bool | None = None
@@ -45,13 +44,11 @@ class TruncatingRequest(ForeignBody):
 
     def truncates(self, *, default: bool) -> bool:
         """Returns whether long texts are cut."""
-        if self.truncate == "NONE":
-            return False
         if self.truncate_prompt_tokens is not None:
             return True
         if self.truncation is not None:
             return self.truncation
-        return default if self.truncate is None else self.truncate is not False
+        return default if self.truncate is None else self.truncate not in (False, "NONE")
 
     def cut(self) -> Cut:
         """Returns how they are cut."""

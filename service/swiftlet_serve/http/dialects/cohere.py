@@ -75,6 +75,10 @@ class RerankRequest(TruncatingRequest):
     max_tokens_per_query: int | None = Field(default=None, ge=0)
     rank_fields: list[str] | None = None
 
+    def truncates(self, *, default: bool) -> bool:
+        """Returns whether long texts are cut. Cohere's own field refuses them whatever else is there."""
+        return self.truncate != "NONE" and super().truncates(default=default)
+
     def cut(self) -> Cut:
         """Returns how long texts are cut. 0 tokens of a text are no limit, as for vLLM."""
         whole = super().cut()
