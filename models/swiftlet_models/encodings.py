@@ -41,6 +41,7 @@ class Encoding:
     focus: Ids  # (F,): positions that the head reads
     text_index: int = field(default=0, kw_only=True)  # of the text, or the pair, among those that were encoded
     left_out: int = field(default=0, kw_only=True)  # tokens of the text, or the pair, that were cut off
+    own_left_out: tuple[int, ...] = field(default=(), kw_only=True)  # those that each text lost to a limit of its own
     attended: int | None = field(default=None, kw_only=True)  # tokens that tokens attend to, the first ones; None: all
     head: int = field(default=0, kw_only=True)  # that reads the sequence, among those of the network's trunk
     member: int = field(default=0, kw_only=True)  # whose network reads it, if several models answer as one

@@ -32,16 +32,7 @@ from swiftlet_models import tokenizer_json, tokenizer_safety
 from swiftlet_models.added_tokens import TokenizerError
 from swiftlet_models.artifact import Reading, Side
 from swiftlet_models.checkpoint_tokenizer import library_calls, read_directory, read_limits, reads_types
-from swiftlet_models.encodings import (
-    Chunk,
-    Encoding,
-    Ids,
-    Text,
-    TextTooLong,
-    TokenizedText,
-    TooManyWindows,
-    Window,
-)
+from swiftlet_models.encodings import Chunk, Encoding, Ids, Text, TextTooLong, TokenizedText, TooManyWindows, Window
 from swiftlet_models.piece_texts import PieceTexts
 from swiftlet_models.sequence_template import SequenceTemplate, Slot
 from swiftlet_models.token_ranges import first_length, mirrored, pair_lengths, window_ranges
@@ -182,34 +173,36 @@ class Tokenizer:
         *,
         truncate: bool = True,
         mask: bool = False,
-        parts: Sequence[int | None] | None = None,
+        own_limits: Sequence[int | None] | None = None,
         prefix: str = "",
     ) -> list[Encoding]:
         """Encodes each text or pair as one sequence of at most `max_tokens` tokens, special tokens included.
 
         The head reads the first token. With `mask`, mask tokens are recognised and the head reads their positions.
-        `prefix` begins every single text, and stays if the text is cut on the left. `parts` are the limits of a text
-        without its prefix, or of the texts of a pair, without special tokens: they are cut to these first.
+        `prefix` begins every single text, and stays if the text is cut on the left. `own_limits` are those of a
+        text without its prefix, or of the texts of a pair, without special tokens: they are cut to these first.
 
         Raises:
             TextTooLong: a text exceeds the limit and `truncate` is false.
         """
-        encoded = iter(
-            self._ids([p for text in texts for p in ((text,) if isinstance(text, str) else text)], mask=mask)
-        )
-        start = self._ids([prefix], mask=False)[0] if prefix and (parts or self._from_left) else None
+        parts = [part for text in texts for part in ((text,) if isinstance(text, str) else text)]
+        encoded = iter(self._ids(parts, mask=mask))
+        start = self._ids([prefix], mask=False)[0] if prefix and (own_limits or self._from_left) else None
         encodings = []
         for index, text in enumerate(in_turns(texts)):
             ids = [next(encoded)] if isinstance(text, str) else [next(encoded), next(encoded)]
             limit = max_tokens - self._templates[len(ids) == 2].special_count
             whole, left_out = sum(map(len, ids)), 0
-            if whole > limit or parts is not None:
+            own_left_out: tuple[int, ...] = ()
+            if whole > limit or own_limits is not None:
                 kept = 0 if start is None else _common(start, ids[0])
-                ids = self._truncate(ids, limit, parts or [None] * len(ids), kept)
+                if own_limits is not None:
+                    ids, own_left_out = self._cut_each(ids, own_limits, kept)
+                ids = self._truncate(ids, limit, kept)
                 left_out = whole - sum(map(len, ids))
                 if left_out and not truncate:
                     raise TextTooLong(index, whole + max_tokens - limit)
-            encodings.append(self._encoding(ids, index, left_out, mask=mask))
+            encodings.append(self._encoding(ids, index, left_out, own_left_out, mask=mask))
         return encodings
 
     def encode_ids(
@@ -467,18 +460,25 @@ class Tokenizer:
         return mirrored(ranges, length) if self._from_left else ranges
 
     def _cut(self, ids: Ids, length: int, kept: int = 0) -> Ids:
-        """Returns at most `length` of the ids of a text. The first ones to be `kept` are among them on either side."""
+        """Returns at most `length` of the ids of a text. The first `kept` ones are among them as far as they fit."""
         if len(ids) <= length or not self._from_left:
             return ids[:length]
+        kept = min(kept, length)
         end = ids[len(ids) - length + kept :]
         return np.concatenate([ids[:kept], end]) if kept else end
 
-    def _truncate(self, ids: Sequence[Ids], limit: int, parts: Sequence[int | None], kept: int) -> list[Ids]:
-        """Cuts the ids of a text, which keeps the first ones, or of a pair to their own limits and the common one."""
-        pairs = zip(ids, parts, strict=True)
-        own = [part if most is None else self._cut(part, kept + most, kept) for part, most in pairs]
-        lengths = (limit,) if len(own) == 1 else pair_lengths(len(own[0]), len(own[1]), limit)
-        return [self._cut(part, length, kept) for part, length in zip(own, lengths, strict=True)]
+    def _cut_each(
+        self, ids: Sequence[Ids], limits: Sequence[int | None], kept: int
+    ) -> tuple[list[Ids], tuple[int, ...]]:
+        """Cuts the ids of each text to its own limit, and returns how many it lost. The first `kept` do not count."""
+        pairs = zip(ids, limits, strict=True)
+        cut = [part if most is None else self._cut(part, kept + most, kept) for part, most in pairs]
+        return cut, tuple([len(part) - len(some) for part, some in zip(ids, cut, strict=True)])
+
+    def _truncate(self, ids: Sequence[Ids], limit: int, kept: int) -> list[Ids]:
+        """Cuts the ids of a text, which keeps the first ones, or of a pair of texts to `limit` tokens."""
+        lengths = (limit,) if len(ids) == 1 else pair_lengths(len(ids[0]), len(ids[1]), limit)
+        return [self._cut(part, length, kept) for part, length in zip(ids, lengths, strict=True)]
 
     def _first_known(self, *tokens: str) -> str | None:
         """Returns the first of these tokens that is special, or else that the vocabulary has.
@@ -520,10 +520,20 @@ class Tokenizer:
             pieces += [_array([self.mask_id]), rows[:, 0]]
         return np.concatenate(pieces[1:])
 
-    def _encoding(self, parts: Sequence[Ids], text_index: int, left_out: int, *, mask: bool = False) -> Encoding:
+    def _encoding(
+        self,
+        parts: Sequence[Ids],
+        text_index: int,
+        left_out: int,
+        own_left_out: tuple[int, ...] = (),
+        *,
+        mask: bool = False,
+    ) -> Encoding:
         input_ids, token_type_ids = self._templates[len(parts) == 2].assemble(parts)
         focus = np.flatnonzero(input_ids == self.mask_id) if mask else np.zeros(1, np.int64)
-        return Encoding(input_ids, token_type_ids, focus, text_index=text_index, left_out=left_out)
+        return Encoding(
+            input_ids, token_type_ids, focus, text_index=text_index, left_out=left_out, own_left_out=own_left_out
+        )
 
     def _window(
         self, question: TokenizedText, context: TokenizedText, question_index: int, start: int, stop: int

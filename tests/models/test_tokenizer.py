@@ -290,9 +290,9 @@ def test_texts_are_cut_on_either_side_as_the_tokenizers_library_cuts_them(
             for count in range(1, len(document) + 2):
                 limit = len(whole) - max(0, len(document) - count)
                 library.enable_truncation(limit, strategy="only_second", direction=side)
-                (found,) = cutting.encode([read], 999, parts=(None, count))
+                (found,) = cutting.encode([read], 999, own_limits=(None, count))
                 assert found.input_ids.tolist() == library.encode(*texts).ids
-            (found,) = cutting.encode([read], 999, parts=(1, 1))
+            (found,) = cutting.encode([read], 999, own_limits=(1, 1))
             assert found.left_out == len(query) + len(document) - 2
     library.no_truncation()
 

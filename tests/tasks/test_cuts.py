@@ -80,6 +80,52 @@ def test_a_limit_leaves_a_token_of_each_text(tokenizer: Tokenizer) -> None:
         assert len(encoded(classifier, Cut(tokens), TEXT * 9)[0].input_ids) == MAX_TOKENS
 
 
+def test_a_limit_that_the_model_bounds_is_no_fault_of_the_request(tokenizer: Tokenizer) -> None:
+    """Its own limit leaves nothing beside a long prompt. An error never names a limit above it."""
+    several = MultiVector(4, query_tokens=4, prefixes={"query": 5})
+    ranker = rerank.create(tokenizer, embedder_manifest(several))
+    expected = [ids(one) for one in encoded(ranker, Cut(), ranked("a", "b"))]
+    assert [ids(one) for one in encoded(ranker, Cut(MAX_TOKENS), ranked("a", "b"))] == expected
+    with pytest.raises(Unprocessable) as caught:
+        encoded(ranker, Cut(2), ranked("a", "b"))
+    (fault,) = caught.value.field_errors
+    assert fault.limit == 4
+    assert encoded(ranker, Cut(MAX_TOKENS, "left", 2), ranked("a b c d", "b"))
+
+
+def test_texts_that_were_cut_are_told_apart(tokenizer: Tokenizer) -> None:
+    """The query by its own limit, a text by its own limit or the model's. Errors name the limit that was exceeded."""
+    end = " in: " if tokenizer.marks_continuation else "[SEP]"
+    about = manifest("rerank", 1, ("score",), "single_label")
+    prompted = replace(about, reading=Reading(pair_prompt=PairPrompt(("[CLS] find ", "query", end), "[SEP]")))
+    inputs, cut = ranked("a b c d e", "a", "a b c", "a " * 99), Cut(query_tokens=3, document_tokens=2)
+    refusing = {"parameters": {"truncation": False}}
+    for each in (about, prompted, embedder_manifest()):
+        ranker = rerank.create(tokenizer, each)
+        assert ranker.truncated(encoded(ranker, cut, inputs)) == ["/inputs/query", "/inputs/texts/1", "/inputs/texts/2"]
+        assert ranker.truncated(encoded(ranker, Cut(), inputs)) == ["/inputs/texts/2"]
+        for own, pointer, limit in (
+            (cut, "/inputs/query", 3),
+            (cut._replace(query_tokens=9), "/inputs/texts/1", 2),
+            (Cut(), "/inputs/texts/2", MAX_TOKENS),
+        ):
+            with pytest.raises(Unprocessable) as caught:
+                encoded(ranker, own, inputs, **refusing)
+            (fault,) = caught.value.field_errors
+            assert (fault.pointer, fault.limit) == (pointer, limit)
+        with pytest.raises(Unprocessable):  # in any case: it is no fault of one text
+            encoded(ranker, cut, inputs, partial=True, **refusing)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_prompt_longer_than_the_limit_is_cut(tokenizer: Tokenizer, side: Any) -> None:
+    about = Embedding("mean", prompts={"query": "a ", "document": "a long page: " * MAX_TOKENS})
+    ranker = rerank.create(tokenizer, replace(manifest("embed", 4), embedding=about))
+    for cut in (Cut(side=side), Cut(side=side, document_tokens=3)):
+        (_, text) = encoded(ranker, cut, ranked("a", TEXT))
+        assert len(text.input_ids) == MAX_TOKENS
+
+
 def embedder_manifest(several: MultiVector | None = None) -> Any:
     about = Embedding("mean", prompts=PROMPTS, multi_vector=several, vector=several is None)
     return replace(manifest("embed", 4), embedding=about)

@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, NamedTuple
 from swiftlet_models.checkpoint_tokenizer import TokenizerFault
 from swiftlet_models.turns import in_turns
 from swiftlet_serve.errors import Internal, SwiftletError, Unprocessable
-from swiftlet_serve.tasks._requests import Request, failure, text_pointers
+from swiftlet_serve.tasks._requests import Request, failure, pointers
 from swiftlet_serve.types import EncodingT, Outcome, RequestT, Task
 
 log = logging.getLogger(__name__)
@@ -66,12 +66,14 @@ def _failed(fault: TokenizerFault) -> Internal:
 
 def truncated(task: Task[Any, Any], request: Any, inputs: Sequence[Input[Any, Any]]) -> tuple[str, ...]:
     """Returns the JSON Pointers of the texts that were cut, in order. A text in several sequences counts once."""
-    pointers = getattr(task, "text_pointers", text_pointers)(request)
+    if (of_task := getattr(task, "truncated", None)) is not None:  # its requests are one input each
+        return tuple(of_task([sequence for input_ in inputs for sequence in input_.encodings]))
+    places = pointers(request.inputs)
     if len(inputs) == 1:
         cut = {sequence.text_index for sequence in inputs[0].encodings if sequence.left_out}
     else:
         cut = {index for index, input_ in enumerate(inputs) if any(sequence.left_out for sequence in input_.encodings)}
-    return tuple(pointers[index] for index in sorted(cut))
+    return tuple(places[index] for index in sorted(cut))
 
 
 def decode(task: Task[Any, Any], inputs: Sequence[Input[Any, Any]], outcomes: Sequence[Outcome]) -> object:

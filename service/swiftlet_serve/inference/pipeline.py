@@ -198,15 +198,14 @@ class Pipeline:
         try:
             with self._timer.limit(deadline):
                 try:
-                    inputs = await self._encode(request, record)
+                    inputs, least_bytes = await self._encode(request, record, bounded=max_bytes is not None)
                     sequences = [sequence for input_ in inputs for sequence in input_.encodings]
                     kept_rows = self._kept_rows if any(sequence.kept for sequence in sequences) else None
                     computed = [*distinct(sequences).values()] if kept_rows is not None else sequences
                     lengths += [len(sequence.input_ids) for sequence in computed if not sequence.looked_up]
                     check_size(self.model.task, computed, self._settings.max_queued_tokens)
-                    if max_bytes is not None and (least := getattr(self.model.task, "least_encoded_bytes", None)):
-                        known = sum([least(each.request, each.encodings) for each in inputs])
-                        check_response_size(known, max_bytes)
+                    if max_bytes is not None:
+                        check_response_size(least_bytes, max_bytes)
                     check_duration(lengths, self._scheduler.minimum_s, self._longest_s)
                     if len(lengths) > MAX_SEQUENCES:  # checking them takes milliseconds, and so does queueing them
                         await asyncio.sleep(0)
@@ -254,15 +253,18 @@ class Pipeline:
         if not self._state.in_progress:
             self._state.idle.set()
 
-    async def _encode(self, request: BaseModel, record: RequestRecord | None) -> list[Input[Any, Any]]:
+    async def _encode(
+        self, request: BaseModel, record: RequestRecord | None, *, bounded: bool
+    ) -> tuple[list[Input[Any, Any]], int]:
+        """Returns the inputs with their sequences, and a lower bound of the size of the response, or 0 without one."""
         started = time.monotonic()
         if self._encodes_quickly(request):
-            inputs = partial_results.encode(self.model.task, request)
+            encoded = _encode(self.model.task, request, bounded=bounded)
         else:
-            inputs = await self.run_in_thread(partial_results.encode, self.model.task, request)
+            encoded = await self.run_in_thread(_encode, self.model.task, request, bounded=bounded)
         if record is not None:
             record.add_stage("encode", started, time.monotonic())
-        return inputs
+        return encoded
 
     def _encodes_quickly(self, request: BaseModel) -> bool:
         """Returns whether encoding takes no longer than a thread switch."""
@@ -303,6 +305,12 @@ class Pipeline:
 def wrong_task() -> NotFound:
     """Returns the error for a model that does not answer the task of the request."""
     return NotFound("unknown_model", "No model of this name serves this task. See /models for the served models.")
+
+
+def _encode(task: Task[Any, Any], request: BaseModel, *, bounded: bool) -> tuple[list[Input[Any, Any]], int]:
+    inputs = partial_results.encode(task, request)
+    least = getattr(task, "least_encoded_bytes", None) if bounded else None
+    return inputs, 0 if least is None else least(request, [each for input_ in inputs for each in input_.encodings])
 
 
 def check_size(task: Task[Any, Any], sequences: Sequence[Encoding], max_tokens: int) -> None:

@@ -79,17 +79,23 @@ class Cut(NamedTuple):
     """How a client of another protocol wants its long texts cut."""
 
     tokens: int | None = None
-    """That are left of a sequence, special tokens included. None, or more than the model reads: as the model does."""
+    """Most tokens of a sequence, special tokens included. None, or more than the model reads: the model's limit."""
     side: Side | None = None
-    """That is cut. None: the model's."""
+    """The side on which a text loses tokens. None: the model's."""
     query_tokens: int | None = None
-    """That are left of the query of a ranking, without special tokens. None: no limit."""
+    """Most tokens of the query of a ranking, without special tokens. None: no limit."""
     document_tokens: int | None = None
-    """That are left of each text to rank, without special tokens. None: no limit."""
+    """Most tokens of each text to rank, without special tokens. None: no limit."""
 
     def most(self, max_tokens: int) -> int:
         """Returns the limit of a sequence, given the model's."""
         return max_tokens if self.tokens is None else min(self.tokens, max_tokens)
+
+    def own_limits(self, *, is_query: bool, is_pair: bool) -> tuple[int | None, ...] | None:
+        """Returns the own limit of each text of a ranking's sequence: a query, a text, or a pair. None: no limits."""
+        own = self.query_tokens if is_query else self.document_tokens
+        limits = (self.query_tokens, own) if is_pair else (own,)
+        return limits if any(limits) else None
 
 
 class Request(Strict):
@@ -120,7 +126,7 @@ class Request(Strict):
     def cutting(self, cut: Cut) -> Self:
         """Returns a copy that cuts long texts in this way."""
         copy = self.model_copy()
-        copy.__dict__["cut"] = cut  # which copies of it keep. A private attribute takes several times as long to read
+        copy.__dict__["cut"] = cut  # a copy of the copy has it, too. A private attribute is read several times slower
         return copy
 
 
@@ -203,11 +209,6 @@ def pointers(inputs: object) -> list[str]:
 def is_blank(text: str) -> bool:
     """Returns whether a text has nothing but spaces, control characters and invisible ones such as U+200B."""
     return VISIBLE.search(text) is None
-
-
-def text_pointers(request: Any) -> list[str]:
-    """Returns the JSON Pointer of each text that a task encodes, unless the task has a method of this name."""
-    return pointers(request.inputs)
 
 
 def empty_input(pointer: str) -> Unprocessable:

@@ -57,10 +57,18 @@ def encode(
         raise too_many_windows(most) from None
 
 
-def check_cut(tokenizer: Tokenizer, cut: Cut, limit: int, *, prompt: str = "", pair: bool = False) -> None:
+def check_cut(tokenizer: Tokenizer, cut: Cut, limit: int, most: int, *, prompt: str = "", pair: bool = False) -> None:
     """Checks that a limit of tokens leaves something of each text beside its prompt and the special tokens.
 
-    `limit` is the one that the tokenizer is given: the request's, or less.
+    A model whose own limit leaves nothing is not the request's fault.
+
+    Args:
+        tokenizer: the tokenizer of the texts.
+        cut: has the limit that the request names.
+        limit: the limit that the tokenizer is given: the request's, or less.
+        most: the limit that the tokenizer would be given without the request's.
+        prompt: begins each text.
+        pair: whether the texts are pairs.
 
     Raises:
         Unprocessable: it leaves nothing.
@@ -68,6 +76,7 @@ def check_cut(tokenizer: Tokenizer, cut: Cut, limit: int, *, prompt: str = "", p
     if cut.tokens is None:
         return
     least = tokenizer.special_count(pair=pair) + sum(map(len, tokenizer.ids([prompt] if prompt else []))) + 1 + pair
+    least = min(least, most)
     if limit < least:
         raise invalid_value("/parameters/tokens", "no_token_left", INVALID_VALUES, cut.tokens + least - limit)
 

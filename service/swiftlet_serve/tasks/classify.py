@@ -133,7 +133,7 @@ class Classify(OneByOne):
         tokenizer, limit = self.tokenizer.cutting(cut.side), cut.most(self.max_tokens)
         if cut.tokens is not None:
             is_pair = any(not isinstance(text, str) for text in texts)
-            _windows.check_cut(tokenizer, cut, limit, prompt=self._prompt, pair=is_pair)
+            _windows.check_cut(tokenizer, cut, limit, self.max_tokens, prompt=self._prompt, pair=is_pair)
         limits = limit, parameters.truncation
         encodings = _windows.encode(tokenizer, texts, *limits, places, self.max_sequences, prefix=self._prompt)
         for encoding in encodings:

@@ -23,6 +23,7 @@ from swiftlet_serve.errors import invalid_value
 from swiftlet_serve.tasks import _vectors, _windows
 from swiftlet_serve.tasks._requests import (
     MAX_INPUTS,
+    Cut,
     Failure,
     OneByOne,
     Request,
@@ -189,7 +190,8 @@ class Embed(OneByOne):
             raise invalid_value("/parameters/dimensions", "less_than_equal", detail, self.width)
         prompt, is_query = self._prompt(parameters.prompt_name), self._is_query(parameters)
         limit = self.forms.max_text_tokens(request.cut, is_query=is_query)
-        _windows.check_cut(self.tokenizer, request.cut, limit, prompt=prompt)
+        most = self.forms.max_text_tokens(Cut(), is_query=is_query)
+        _windows.check_cut(self.tokenizer, request.cut, limit, most, prompt=prompt)
         if isinstance(request, TokenIdsRequest):
             encodings = self._encode_ids(request, prompt, limit, parameters.truncation)
         else:

@@ -14,6 +14,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
+from pydantic_core import to_json
+
 from swiftlet_models.artifact import Manifest
 from swiftlet_models.encodings import Chunk, Ids, TokenizedText
 from swiftlet_models.probabilities import softmax
@@ -111,9 +114,13 @@ class Entities(EntitiesTask):
         parameters = request.parameters or DEFAULTS
         if parameters.aggregation_strategy != "none" or not {*self.labels}.isdisjoint(parameters.ignore_labels):
             return 0
-        shortest = min(self.labels, key=lambda label: len(label.encode()))
+        if not encodings:
+            return 0
+        shortest = min(self.labels, key=lambda label: len(to_json(label)))
         item = {"entity": shortest, "score": 0.0, "index": 0, "word": "", "start": 0, "end": 0}
-        return sum([json_text.least_bytes(item, (each.focus, *each.tokens.offsets.T)) for each in encodings])
+        indices = np.concatenate([each.focus for each in encodings])
+        offsets = np.concatenate([each.tokens.offsets for each in encodings])
+        return json_text.least_bytes(item, (indices, *offsets.T))
 
     def _check_stride(self, parameters: EntitiesParameters) -> None:
         if parameters.stride is None:

@@ -23,6 +23,7 @@ from swiftlet_serve import tasks
 from swiftlet_serve.errors import Unprocessable, invalid_value
 from swiftlet_serve.tasks import _windows
 from swiftlet_serve.tasks._requests import (
+    Cut,
     Failure,
     OneByOne,
     Request,
@@ -171,7 +172,7 @@ class Rerank(OneByOne):
             error = self._error(request, encoding)
             if error is None:
                 readable.append(encoding)
-            elif self._number(encoding) < 0 or not partial:
+            elif not partial or error.field_errors[0].pointer == QUERY:
                 raise error
         return readable
 
@@ -225,12 +226,13 @@ class Rerank(OneByOne):
         assert self.forms is not None  # noqa: S101  # for the type checker
         cut = request.cut
         limit = self.forms.max_text_tokens(cut, is_query=is_query)
-        _windows.check_cut(self.tokenizer, cut, limit, prompt=prompt)
+        most = self.forms.max_text_tokens(Cut(), is_query=is_query)
+        _windows.check_cut(self.tokenizer, cut, limit, most, prompt=prompt)
         return self._cut(request, [prompt + text for text in texts], limit, prefix=prompt, is_query=is_query)
 
     def _pairs(self, request: RerankRequest) -> list[Encoding]:
         limit = request.cut.most(self.max_tokens)
-        _windows.check_cut(self.tokenizer, request.cut, limit, pair=True)
+        _windows.check_cut(self.tokenizer, request.cut, limit, self.max_tokens, pair=True)
         return self._cut(request, [(request.inputs.query, text) for text in request.inputs.texts], limit)
 
     def _prompted(self, request: RerankRequest) -> list[Encoding]:
@@ -252,7 +254,12 @@ class Rerank(OneByOne):
             raise input_too_long(QUERY, detail, limit)
         texts = [prompt + text for text in request.inputs.texts]
         encodings = self._cut(request, texts, most, prefix=prompt, tokenizer=tokenizer)
-        return [replace(each, left_out=each.left_out + left_out) for each in encodings] if left_out else encodings
+        if not left_out:
+            return encodings
+        return [
+            replace(each, left_out=each.left_out + left_out, own_left_out=(left_out, *(each.own_left_out or (0,))))
+            for each in encodings
+        ]
 
     def _cut(
         self,
@@ -267,12 +274,9 @@ class Rerank(OneByOne):
         """Encodes texts, which are cut or read in windows. The latter need a whole query."""
         tokenizer, cut = (tokenizer or self.tokenizer).cutting(request.cut.side), request.cut
         if (request.parameters or DEFAULTS).truncation != _windows.WINDOW:
-            is_pair = not isinstance(texts[0], str)
-            own = cut.query_tokens if is_query else cut.document_tokens
-            parts = (cut.query_tokens, own) if is_pair else (own,)
-            if any(parts):
-                return tokenizer.encode(texts, limit, parts=parts, prefix=prefix)
-            return tokenizer.encode(texts, limit, prefix=prefix if self._writer else "")
+            own_limits = cut.own_limits(is_query=is_query, is_pair=not isinstance(texts[0], str))
+            kept = prefix if own_limits or self._writer else ""
+            return tokenizer.encode(texts, limit, own_limits=own_limits, prefix=kept)
         try:
             if is_query:
                 return tokenizer.encode(texts, limit, truncate=False)
@@ -293,8 +297,21 @@ class Rerank(OneByOne):
         if number >= 0 and not request.inputs.texts[number].strip():
             return empty_input(place)
         if encoding.left_out and not (request.parameters or DEFAULTS).truncation:
-            return too_many_tokens(place, len(encoding.input_ids), len(encoding.input_ids) + encoding.left_out)
+            own, cut = encoding.own_left_out, request.cut
+            if query := self._query_left_out(encoding):
+                limit, left_out = cut.query_tokens, query
+            elif own and own[-1]:
+                limit, left_out = cut.document_tokens, own[-1]
+            else:
+                limit, left_out = len(encoding.input_ids), encoding.left_out
+            assert limit is not None  # noqa: S101  # for the type checker
+            return too_many_tokens(QUERY if query else place, limit, limit + left_out)
         return None
+
+    def _query_left_out(self, encoding: Encoding) -> int:
+        """Returns how many tokens the query lost to its own limit, in a sequence with the query."""
+        own = encoding.own_left_out
+        return own[0] if len(own) == 2 or (own and self._number(encoding) < 0) else 0
 
     def _unranked(self, request: RerankRequest, number: int) -> dict[str, Any]:
         """Returns the error of a text that has no sequence."""
@@ -304,9 +321,19 @@ class Rerank(OneByOne):
         assert error is not None  # noqa: S101  # for the type checker
         return {"index": number, **failure(error).model_dump()}
 
-    def text_pointers(self, request: RerankRequest) -> list[str]:
-        """Returns the JSON Pointer of the text of each sequence. A cross-encoder reads the query with each text."""
-        return _pointers(request)[self.embedding is None :]
+    def truncated(self, encodings: Sequence[Encoding]) -> list[str]:
+        """Returns the JSON Pointers of the query, if it was cut by itself, and of the texts that were cut, in order.
+
+        Where a cross-encoder cuts a query with its text, the pointer is that of the text.
+        """
+        numbers = set()
+        for encoding in encodings:
+            query = self._query_left_out(encoding)
+            if query:
+                numbers.add(-1)
+            if encoding.left_out > query:
+                numbers.add(self._number(encoding))
+        return [QUERY if number < 0 else f"{TEXTS}/{number}" for number in sorted(numbers)]
 
     def split(self, request: RerankRequest) -> list[RerankRequest]:
         """Returns the request: it has one query."""
@@ -317,10 +344,6 @@ class Rerank(OneByOne):
         assert self.embedding is not None  # noqa: S101  # for the type checker
         prompts = self.embedding.prompts
         return next((prompts[name] for name in names if name in prompts), self.embedding.default_prompt_text())
-
-
-def _pointers(request: RerankRequest) -> list[str]:
-    return [QUERY, *(f"{TEXTS}/{i}" for i in range(len(request.inputs.texts)))]
 
 
 TASK: Final = Rerank

@@ -149,9 +149,11 @@ class ScoreTask(OneByOne):
 
     def least_encoded_bytes(self, request: ScoreRequest, encodings: Sequence[ScoredText]) -> int:
         """Returns a lower bound of the size of the response to texts that are encoded."""
-        if request.parameters is None or not request.parameters.return_tokens:
+        if not encodings or request.parameters is None or not request.parameters.return_tokens:
             return 0
-        return sum([json_text.least_bytes(LEAST_TOKEN, (text.targets, *text.spans.T)) for text in encodings])
+        targets = np.concatenate([text.targets for text in encodings])
+        spans = np.concatenate([text.spans for text in encodings])
+        return json_text.least_bytes(LEAST_TOKEN, (targets, *spans.T))
 
     def _encoding(self, tokens: TokenizedText, prompt: int, pointer: str) -> ScoredText:
         """Encodes a text whose first `prompt` characters are not scored."""

@@ -69,10 +69,12 @@ def least_bytes(item: object, columns: Sequence[NDArray[np.int64]]) -> int:
     """Returns a lower bound of the size of a list of objects.
 
     Args:
-        item: the shortest one, in which each whole number has one digit.
-        columns: these numbers of all objects, (n,) each. None is negative.
+        item: the shortest object, whose whole numbers have one digit each.
+        columns: the whole numbers of all n objects, (n,) for each field. They are at least 0.
     """
-    digits = sum(int(np.count_nonzero(column >= 10**power)) for column in columns for power in range(1, 12))
+    numbers = np.concatenate(columns)
+    powers = range(1, len(str(numbers.max(initial=0))))
+    digits = sum([int(np.count_nonzero(numbers >= 10**power)) for power in powers])
     return len(columns[0]) * (len(to_json(item)) + len(",")) + digits
 
 

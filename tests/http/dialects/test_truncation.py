@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from swiftlet_serve.http.dialects import cohere, openai
 from swiftlet_serve.telemetry.observers import TRUNCATION_LOG_S, TruncationLog
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from tests.support.artifacts import MAX_TOKENS
@@ -236,9 +237,57 @@ def test_limit_of_the_request_refuses_long_texts_if_it_says_so(every_client):
     assert every_client.post("/v2/embed", json=long | {"max_tokens": 7}).status_code == 200
     long = {"query": "a", "documents": ["b", words(0, 5)], "max_tokens_per_doc": 4, "truncate": "NONE"}
     message = every_client.post("/rerank", json=long).json()["message"]
-    assert message.startswith("The text has 9 tokens, and 8 at most are read.")
-    (warning,) = every_client.post("/rerank", json=long | {"truncate": "END"}).json()["meta"]["warnings"]
-    assert warning.startswith("Truncated to the limits of the request: /documents/1.")
+    assert message.startswith("The text has 5 tokens, and 4 at most are read.")
+
+
+def test_none_of_cohere_refuses_long_texts_whatever_limit_is_named(every_client):
+    body = {"query": "a", "documents": ["b", TEXT], "truncate": "NONE"}
+    for tokens, limit in ((9, 9), (9999, MAX_TOKENS), (-1, MAX_TOKENS)):
+        message = every_client.post("/v2/rerank", json=body | {"truncate_prompt_tokens": tokens}).json()["message"]
+        assert message.startswith(f"The text has 64 tokens, and {limit} at most are read.")
+
+
+def test_warning_names_the_limits_that_may_have_cut(every_client):
+    for limits, words_of_limits in (
+        ({"truncate_prompt_tokens": 9}, "the limits of the request"),
+        ({"max_tokens_per_doc": 4}, "the limits of the request and the model's 48 tokens"),
+        ({"max_tokens_per_doc": 4096, "truncate_prompt_tokens": 4096}, "the model's 48 tokens"),
+    ):
+        body = {"query": "a", "documents": ["b", TEXT], "truncate": "END"} | limits
+        (warning,) = every_client.post("/rerank", json=body).json()["meta"]["warnings"]
+        assert warning == f"Truncated to {words_of_limits}: /documents/1. To refuse, set truncate to NONE."
+
+
+def test_query_that_is_cut_by_itself_is_told_as_the_query(every_client):
+    """A cross-encoder reads it with each document, which is not cut."""
+    body = {"model": "rerank", "query": words(0, 9), "documents": ["a", "b c"], "max_tokens_per_query": 3}
+    response = every_client.post("/v2/rerank", json=body)
+    assert response.headers["x-truncated"] == "1"
+    (warning,) = response.json()["meta"]["warnings"]
+    assert ": /query. To refuse" in warning
+    refused = every_client.post("/v2/rerank", json=body | {"truncate": "NONE"})
+    assert refused.status_code == 422
+    assert refused.json()["message"].startswith("The text has 9 tokens, and 3 at most are read.")
+
+    documents = {"documents": ["a", TEXT], "max_tokens_per_doc": 5}
+    (warning,) = every_client.post("/v2/rerank", json=body | documents).json()["meta"]["warnings"]
+    assert ": /query, /documents/1. To refuse" in warning
+
+
+def test_end_cuts_the_right_side_of_any_model():
+    """Also if the model's own side is the left one."""
+    for value, side in (("END", "right"), ("START", "left"), (None, None)):
+        assert openai.EmbeddingsRequest(model="embed", input="a", truncate=value).cut().side == side
+        assert cohere.EmbedRequest(texts=["a"], truncate=value).cut().side == side
+    assert (
+        openai.EmbeddingsRequest(model="embed", input="a", truncate=True, truncation_side="left").cut().side == "left"
+    )
+
+
+def test_error_names_the_field_that_was_sent(every_client):
+    for field in ("dimensions", "output_dimension"):
+        body = {"model": "embed", "input": "a", field: 99999}
+        assert every_client.post("/v1/embeddings", json=body).json()["error"]["param"] == f"/{field}"
 
 
 def test_details_are_told_on_the_addresses_of_hugging_face(every_client):

@@ -49,7 +49,7 @@ def predict(pipeline: Pipeline, request: Request) -> Translation:
     def render(answers: list[Any], _: RequestRecord) -> TaskResponse:
         return TaskResponse(dump(answers, b'{"predictions":', b"}"))
 
-    return translate(pipeline, body.instances, parameters, "/instances", render)._replace(is_whole=True)
+    return translate(pipeline, body.instances, parameters, "/instances", render)
 
 
 def translate(
@@ -59,7 +59,7 @@ def translate(
     at: str,
     render: Callable[[list[Any], RequestRecord], TaskResponse],
 ) -> Translation:
-    """Returns a translation with a request for the answers to some inputs.
+    """Returns a translation with a request for the answers to some inputs, which the response holds as a whole.
 
     Args:
         pipeline: the pipeline of the model.
@@ -78,7 +78,7 @@ def translate(
     def of_answer(answer: Any, record: RequestRecord) -> TaskResponse:
         return render([task.single(answer)] if only else answer, record)
 
-    return translation(pipeline, inputs | dict(others), of_answer, wording)
+    return translation(pipeline, inputs | dict(others), of_answer, wording)._replace(is_whole=True)
 
 
 def render_error(error: SwiftletError, _: str) -> Response:

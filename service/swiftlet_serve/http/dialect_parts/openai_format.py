@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Literal
 
 from pydantic import BaseModel, Field
@@ -26,6 +27,7 @@ ERROR_TYPES: Final = {
 
 
 TRUNCATION: Final = "set truncate_prompt_tokens to -1"
+SIDES: Final[Mapping[object, Side]] = {"START": "left", "END": "right"}  # that Cohere's and NVIDIA's `truncate` cuts
 LIMIT: Final = {"/parameters/tokens": "/truncate_prompt_tokens"}  # the limit's name in `TruncatingRequest`, for errors
 
 
@@ -50,8 +52,8 @@ class TruncatingRequest(ForeignBody):
 
     def cut(self) -> Cut:
         """Returns how they are cut."""
-        tokens, side = self.truncate_prompt_tokens, self.truncation_side
-        return Cut(None if tokens == -1 else tokens, "left" if self.truncate == "START" else side)
+        tokens = self.truncate_prompt_tokens
+        return Cut(None if tokens == -1 else tokens, SIDES.get(self.truncate, self.truncation_side))
 
 
 class Usage(BaseModel):

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from swiftlet_serve.errors import SwiftletError, invalid_value
 from swiftlet_serve.http import problem_details
 from swiftlet_serve.http.dialect_parts.dialect import ForeignBody, Operation, translation
-from swiftlet_serve.http.dialect_parts.openai_format import LIMIT, TruncatingRequest
+from swiftlet_serve.http.dialect_parts.openai_format import LIMIT, SIDES, TruncatingRequest
 from swiftlet_serve.http.dialect_parts.prompts import prompt_name
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation
@@ -76,6 +76,10 @@ class RerankRequest(TruncatingRequest):
     max_tokens_per_query: int | None = Field(default=None, ge=0)
     rank_fields: list[str] | None = None
 
+    def truncates(self, *, default: bool) -> bool:
+        """Returns whether long texts are cut. Cohere's own field refuses them whatever else is there."""
+        return self.truncate != "NONE" and super().truncates(default=default)
+
     def cut(self) -> Cut:
         """Returns how long texts are cut. 0 tokens of a text are no limit, as for vLLM."""
         whole = super().cut()
@@ -95,7 +99,7 @@ class EmbedRequest(ForeignBody):
 
     def cut(self) -> Cut:
         """Returns how long texts are cut."""
-        return Cut(self.max_tokens, "left" if self.truncate == "START" else None)
+        return Cut(self.max_tokens, SIDES.get(self.truncate))
 
 
 class EmbedResponse(BaseModel):
@@ -236,10 +240,18 @@ def _meta(
     meta: dict[str, Any] = {"api_version": {"version": version}, "tokens": {"input_tokens": record.tokens}}
     if record.truncated:
         cut = _named(list(map(places.place, record.truncated)))
-        own = how.tokens or how.query_tokens or how.document_tokens
-        limit = "the limits of the request" if own else f"the model's {pipeline.model.manifest.max_tokens} tokens"
-        warnings = [*warnings, f"Truncated to {limit}: {cut}. To refuse, set truncate to NONE."]
+        limits = _limits(how, pipeline.model.manifest.max_tokens)
+        warnings = [*warnings, f"Truncated to {limits}: {cut}. To refuse, set truncate to NONE."]
     return meta | ({"warnings": warnings} if warnings else {})
+
+
+def _limits(how: Cut, max_tokens: int) -> str:
+    """Returns the limits that may have cut a text, in words. A limit above the model's cuts none."""
+    of_model, own = f"the model's {max_tokens} tokens", "the limits of the request"
+    if how.most(max_tokens) < max_tokens:
+        return own
+    parts = [limit for limit in (how.query_tokens, how.document_tokens) if limit is not None and limit < max_tokens]
+    return f"{own} and {of_model}" if parts else of_model
 
 
 def _named(places: Sequence[str]) -> str:

@@ -27,9 +27,9 @@ from swiftlet_serve.tasks._vectors import Format
 from swiftlet_serve.tasks.embed import MAX_ITEMS, Inputs, TokenIdsRequest, has_ids
 from swiftlet_serve.telemetry.request_record import RequestRecord
 
-WORDING: Final = Wording(
-    renamed(LIMIT | {"/inputs": "/input", "/parameters/output": "/model", "/parameters": ""}), TRUNCATION
-)
+NAMES: Final = LIMIT | {"/inputs": "/input", "/parameters/output": "/model", "/parameters": ""}
+WORDING: Final = Wording(renamed(NAMES), TRUNCATION)
+OF_VOYAGE: Final = Wording(renamed({"/parameters/dimensions": "/output_dimension"} | NAMES), TRUNCATION)
 
 
 class EmbeddingsRequest(TruncatingRequest):
@@ -70,7 +70,7 @@ def embeddings(runtime: Runtime, request: Request) -> Translation:
     pipeline = runtime.catalog.pipeline("embed", body.model, request.version)
     parameters = {
         "encoding_format": body.encoding_format,
-        "normalize": body.encoding_format.endswith("int8") or body.use_activation,  # the former need it
+        "normalize": body.encoding_format.endswith("int8") or body.use_activation,  # int8 needs it
         "dimensions": body.output_dimension if body.dimensions is None else body.dimensions,
         "prompt_name": prompt_name(pipeline.model.manifest, body.input_type or body.task),
         "output": "dense",
@@ -78,7 +78,8 @@ def embeddings(runtime: Runtime, request: Request) -> Translation:
     }
     fields = {"inputs": body.input, "parameters": parameters}
     model = TokenIdsRequest if has_ids(body.input) else pipeline.model.task.Request
-    return translation(pipeline, fields, partial(_render, pipeline), WORDING, model=model, cut=body.cut())
+    wording = WORDING if body.output_dimension is None or body.dimensions is not None else OF_VOYAGE
+    return translation(pipeline, fields, partial(_render, pipeline), wording, model=model, cut=body.cut())
 
 
 def _render(pipeline: Pipeline, answer: Any, record: RequestRecord) -> TaskResponse:

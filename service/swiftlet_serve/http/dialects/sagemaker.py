@@ -54,7 +54,7 @@ def invoke(runtime: Runtime, request: Request) -> Translation:
             name = bodies.parse(Named, request.body).model
         pipeline = runtime.catalog.find(name, request.version)
         own: TaskRequest = bodies.parse(pipeline.model.task.Request, request.body)
-        translation = Translation(pipeline, own, renderer(own))
+        translation = Translation(pipeline, own, renderer(own), is_whole=True)
     elif media_type in (*LINES, CSV):
         inputs, others = _read(request.body, media_type)
         if name is None and others:

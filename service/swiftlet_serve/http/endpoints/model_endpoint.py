@@ -35,7 +35,7 @@ MARGIN: Final = 4
 """Factor on the maximum size, for a response whose minimum size is within the maximum. No answer is then lost."""
 
 MARGIN_OF_TOKENS: Final = 16
-"""The same for a task whose response may have each token. The minimum, computed with the tokens, is within `MARGIN`."""
+"""The same for a response that may have each token, and whose minimum, computed with the tokens, is within `MARGIN`."""
 
 MAX_INLINE_SEQUENCES: Final = 64
 """Maximum sequences of a request whose response is written on the event loop: 64 vectors take 0.5 ms."""
@@ -70,7 +70,7 @@ class Translation(NamedTuple):
     wording: Wording = OWN
     """Puts errors of the request in the client's terms."""
     is_whole: bool = False
-    """Whether the response holds the whole answer, so that it is at least as large."""
+    """Whether the response holds the whole answer. The minimum of the answer is then the response's, too."""
 
 
 Translate = Callable[[Request], Translation]
@@ -204,7 +204,7 @@ class ModelEndpoint(Endpoint):
         if pipeline.on_answer is not None:
             pipeline.on_answer(task_request, answer, record)
         response = await self._off_loop(request, render, answer, record)
-        check_response_size(len(response.body), margin(pipeline) * max_bytes)
+        check_response_size(len(response.body), margin(pipeline, is_whole=is_whole) * max_bytes)
         request.check_deadline(time.monotonic())  # a blocked event loop delays the pipeline's timeout
         response.raw_headers += compute_headers(record, pipeline.model.engine_name)
         await self._sign(request, [pipeline], answer, response)
@@ -231,9 +231,12 @@ def task_translation(runtime: Runtime, task: str) -> Translate:
     return translate
 
 
-def margin(pipeline: Pipeline) -> int:
-    """Returns the factor on the maximum size of a response that is ready. The model must not have run in vain."""
-    return MARGIN_OF_TOKENS if hasattr(pipeline.model.task, "least_encoded_bytes") else MARGIN
+def margin(pipeline: Pipeline, *, is_whole: bool = True) -> int:
+    """Returns the factor on the maximum size of a response that is ready. The model must not have run in vain.
+
+    A response that does not hold the whole answer was not checked when its texts were encoded.
+    """
+    return MARGIN_OF_TOKENS if is_whole and hasattr(pipeline.model.task, "least_encoded_bytes") else MARGIN
 
 
 def renderer(request: TaskRequest) -> Callable[[Any, RequestRecord], TaskResponse]:
