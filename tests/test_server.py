@@ -28,7 +28,7 @@ LONG = ("--drain-s", "600", "--shutdown-timeout-s", "600")
 HANGS = """
 import asyncio
 from swiftlet_serve.inference.pipeline import Pipeline
-async def answer(self, *_):
+async def answer(self, *_, **__):
     print("asked", flush=True)
     await asyncio.Event().wait()
 Pipeline.answer = answer
