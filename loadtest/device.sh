@@ -61,8 +61,8 @@ print(next(file.locate().parent for file in files("swiftlet-serve") if file.name
   { git ls-files -- . ":!$models" && git ls-files "$models"/{mobilebert-sst2,albert-qa} && ls {service,models}/*/native/*.so; } |
     tar cJf "$carried/source.tar.xz" --transform "s,^REVISION$,service/swiftlet_serve/REVISION," \
       --files-from - -C "$scratch" REVISION || return
-  [[ ! -f $data/$words ]] || cp "$data/$words" "$carried"
-  ! command -v wrk > /dev/null || cp "$(command -v wrk)" "$(ldconfig -p | sed -n 's/.*libluajit-5.1.so.2 .*=> //p;T;q')" "$carried"
+  [[ ! -f $data/$words ]] || cp -f "$data/$words" "$carried"
+  ! command -v wrk > /dev/null || cp -f "$(command -v wrk)" "$(ldconfig -p | sed -n 's/.*libluajit-5.1.so.2 .*=> //p;T;q')" "$carried"
   rm -r "$scratch" && du -sh "$carried"
 }
 

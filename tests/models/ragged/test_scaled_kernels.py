@@ -10,7 +10,7 @@ import torch
 from swiftlet_models.ragged import products, scaled_kernels
 from tests.support.checkpoints import relative_error
 
-pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="there is a GPU: see test_network.py")
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="there is a GPU: see test_kernels.py")
 BOTH = (torch.int8, products.FP8)
 
 
