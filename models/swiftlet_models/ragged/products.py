@@ -17,6 +17,7 @@ from torch import Tensor
 
 from swiftlet_models.architectures.layers import ACTIVATIONS
 from swiftlet_models.folded import Product
+from swiftlet_models.ragged.rounded import FP8, Multiply, Quantise, Rounded, multiply, quantise
 
 log = logging.getLogger(__name__)
 
@@ -32,16 +33,9 @@ The exact form differs from it by less than 0.0005, where bf16 rounds values of 
 read and write the widest activations of a layer again.
 """
 
-Quantise = Callable[[Tensor, torch.dtype, float], tuple[Tensor, Tensor]]
-Multiply = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, str | None, torch.dtype], Tensor]
-"""See `quantise` and `multiply`."""
-
 TOLERANCE: Final = 0.02  # of the largest number, between two ways to add up
-LEAST_ROWS: Final = 32  # cuBLAS multiplies int8 matrices with more than 16 rows
 HOPPER: Final = (9, 0)  # capability of the first GPUs whose copy engine reads descriptors
 MULTIPLE: Final = 16  # widths that GPUs multiply in 8 bits: in FP8, those since Ada
-FP8: Final = torch.float8_e4m3fn
-LARGEST: Final = {torch.int8: 127.0, FP8: torch.finfo(FP8).max}
 
 
 def in_floats(product: Product, device: torch.device, dtype: torch.dtype, activation: str | None = None) -> Linear:
@@ -71,18 +65,18 @@ def _in_8_bits(
 ) -> Linear:
     if any(width % MULTIPLE for width in product.weight.shape):
         return in_floats(product, device, dtype, activation)
-    weight, scales = (part.to(device) for part in quantise(torch.tensor(product.weight).float(), small, LARGEST[small]))
+    weight = Rounded(*(part.to(device) for part in quantise(torch.tensor(product.weight).float(), small)))
     bias = torch.tensor(product.bias).to(device, torch.float32)
-    scaled: tuple[Quantise, Multiply] = quantise, multiply
+    functions: tuple[Quantise, Multiply] = quantise, multiply
     if device.type == "cuda" and torch.cuda.get_device_capability(device) >= HOPPER:
-        scaled = _kernels(device, small) or scaled
-    rounded, product_of = scaled
-    return lambda x: product_of(*rounded(x, small, LARGEST[small]), weight, scales, bias, activation, dtype)
+        functions = _kernels(device, small) or functions
+    quantised, product_of = functions
+    return lambda x: product_of(quantised(x, small), weight, bias, activation, dtype)
 
 
 @cache
 def _kernels(device: torch.device, small: torch.dtype) -> tuple[Quantise, Multiply] | None:
-    """Returns the functions of `scaled_kernels` if they compute the same as those of this module there."""
+    """Returns the functions of `scaled_kernels` if the device computes with them what `rounded` does."""
     try:
         from swiftlet_models.ragged import scaled_kernels as kernels
 
@@ -98,55 +92,14 @@ def _kernels(device: torch.device, small: torch.dtype) -> tuple[Quantise, Multip
 
 
 def difference(functions: tuple[Quantise, Multiply], rows: int, device: torch.device, small: torch.dtype) -> float:
-    """Returns how much the functions differ from those of this module, relative to the largest number."""
+    """Returns how much the results of functions differ from those of `rounded`, relative to the largest number."""
     x, weight = (
         torch.sin(torch.arange(count * 64, device=device)).view(count, 64).to(torch.bfloat16) for count in (rows, 48)
     )
-    (own_weight, scales), bias = quantise(weight, small, LARGEST[small]), weight[:, 0].float()
+    bias = weight[:, 0].float()
+    # In bf16, because that is what torch multiplies scaled rows to on a GPU.
     found, expected = (
-        product_of(*rounded(x, small, LARGEST[small]), own_weight, scales, bias, "gelu", torch.float32)
-        for rounded, product_of in (functions, (quantise, multiply))
+        product_of(quantised(x, small), quantise(weight, small), bias, "gelu", torch.bfloat16).float()
+        for quantised, product_of in (functions, (quantise, multiply))
     )
     return float((found - expected).abs().max() / expected.abs().max())
-
-
-def quantise(x: Tensor, small: torch.dtype, largest: float) -> tuple[Tensor, Tensor]:
-    """Scales each row so that its largest number becomes `largest`, and rounds it.
-
-    Returns:
-        The rows in int8 or FP8, (T, K), and what to multiply each with for the numbers of x, (T,) in fp32.
-    """
-    wide = x.float()
-    step = wide.abs().amax(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny) / largest
-    scaled = wide / step
-    return (scaled.round_() if small == torch.int8 else scaled).to(small), step[:, 0]
-
-
-def multiply(
-    small: Tensor,
-    step: Tensor,
-    weight: Tensor,
-    scales: Tensor,
-    bias: Tensor,
-    activation: str | None,
-    dtype: torch.dtype,
-) -> Tensor:
-    """Returns the activation of x W^T + b in a data type, (T, N).
-
-    Args:
-        small, step: x, as `quantise` returns it, (T, K) and (T,).
-        weight, scales: W likewise, (N, K) and (N,).
-        bias: (N,) in fp32.
-        activation: its name, if there is one.
-        dtype: of the result.
-    """
-    if small.dtype == torch.int8:
-        rows = len(small)
-        if rows < LEAST_ROWS:
-            small = F.pad(small, (0, 0, 0, LEAST_ROWS - rows))
-        sums = torch._int_mm(small, weight.t())[:rows]  # the only int8 product that torch has
-        y = sums * step[:, None] * scales
-    else:  # torch has no public name for it
-        y = torch._scaled_mm(small, weight.t(), scale_a=step[:, None], scale_b=scales[None, :], out_dtype=dtype).float()
-    y += bias
-    return (ACTIVATIONS[activation](y) if activation else y).to(dtype)

@@ -16,9 +16,10 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from swiftlet_models.architectures.layers import ACTIVATIONS
+from swiftlet_models.ragged.rounded import LARGEST, Rounded
 
 EPILOGUES: Final[Mapping[str | None, int]] = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3}
-"""Activations that the kernel of `multiply` applies, and its numbers for them. torch computes others."""
+"""The activations that the kernel of `multiply` applies, each with its number there. torch applies the others."""
 GROUP: Final = 8
 """Blocks of rows whose programs run side by side, so that they share blocks of weights in the L2 cache."""
 
@@ -39,16 +40,16 @@ MANY_TOKENS: Final = 2048
 """The tokens from which on `MANY` is used. The sums of each form fit into registers. None was measured."""
 
 
-def quantise(x: Tensor, dtype: torch.dtype, largest: float) -> tuple[Tensor, Tensor]:
-    """See `products`."""
+def quantise(x: Tensor, small: torch.dtype) -> Rounded:
+    """See `rounded`."""
     rows, width = x.shape
-    small, step = x.new_empty(x.shape, dtype=dtype), x.new_empty(rows, dtype=torch.float32)
+    found = Rounded(x.new_empty(x.shape, dtype=small), x.new_empty(rows, dtype=torch.float32))
     block = triton.next_power_of_2(width)
     warps = 1 if block <= 1024 else 4
     _quantise[(rows,)](
-        x, small, step, width, x.stride(0), largest, rounds=dtype == torch.int8, block=block, num_warps=warps
+        x, *found, width, x.stride(0), LARGEST[small], rounds=small == torch.int8, block=block, num_warps=warps
     )
-    return small, step
+    return found
 
 
 @triton.jit(do_not_specialize=["largest"])
@@ -59,40 +60,30 @@ def _quantise(x, small, step, width, stride, largest, rounds: tl.constexpr, bloc
     wide = tl.load(x + row * stride + column, mask=inside, other=0.0).to(tl.float32)
     size = tl.maximum(tl.max(tl.abs(wide), 0), 1.1754943508222875e-38) / largest
     scaled = wide / size
-    if rounds:
-        scaled = (
-            scaled + 12582912.0
-        ) - 12582912.0  # fp32 has no fractions there: to the nearest, and of two to the even
+    if rounds:  # fp32 has no fractions at this size: a sum is rounded to the nearest, and of two to the even one
+        scaled = (scaled + 12582912.0) - 12582912.0
     tl.store(small + row * width + column, scaled.to(small.dtype.element_ty), mask=inside)
     tl.store(step + row, size)
 
 
-def multiply(
-    small: Tensor,
-    step: Tensor,
-    weight: Tensor,
-    scales: Tensor,
-    bias: Tensor,
-    activation: str | None,
-    dtype: torch.dtype,
-) -> Tensor:
-    """See `products`."""
-    (rows, depth), columns = small.shape, len(weight)
+def multiply(x: Rounded, weight: Rounded, bias: Tensor, activation: str | None, dtype: torch.dtype) -> Tensor:
+    """See `rounded`."""
+    (rows, depth), columns = x.rows.shape, len(weight.rows)
     form = MANY if rows >= MANY_TOKENS else FEW
-    out = small.new_empty(rows, columns, dtype=dtype)
+    out = bias.new_empty(rows, columns, dtype=dtype)
     blocks_of = TensorDescriptor.from_tensor
     _multiply[(triton.cdiv(rows, form.rows) * triton.cdiv(columns, form.columns),)](
-        blocks_of(small, [form.rows, form.depth]),
-        step,
-        blocks_of(weight, [form.columns, form.depth]),
-        scales,
+        blocks_of(x.rows, [form.rows, form.depth]),
+        x.steps,
+        blocks_of(weight.rows, [form.columns, form.depth]),
+        weight.steps,
         bias,
         out,
         rows,
         columns,
         depth,
         activation=EPILOGUES.get(activation, 0),
-        is_int=small.dtype == torch.int8,
+        is_int=x.rows.dtype == torch.int8,
         block_rows=form.rows,
         block_columns=form.columns,
         block_depth=form.depth,

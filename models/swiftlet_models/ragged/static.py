@@ -98,8 +98,6 @@ class StaticRunner:
         """
         self._network, self._device, self._longest = network, device, longest
         self._batches: dict[Sizes, StaticBatch] = {}
-        self.sizes: list[Sizes] = []
-        """The sizes of the static batches, smallest first."""
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
         if device.type == "cuda":
@@ -121,7 +119,6 @@ class StaticRunner:
             made = self._try(sizes)
             if made is not None and memory_taken(self._device) - before <= max_bytes:
                 self._batches[sizes], self._output = made
-                self.sizes.insert(0, sizes)
                 continue
             if made is not None:
                 log.info("%s has no static batch: it takes more than %d bytes", sizes, max_bytes)
@@ -145,12 +142,17 @@ class StaticRunner:
 
     def clear(self) -> None:
         """Gives up the static batches and their memory."""
-        self._batches, self.sizes = {}, []
+        self._batches = {}
         self._output = self._output[:0].clone()
 
     def stream(self) -> AbstractContextManager[object]:
         """Returns the context for calls and the work on their outputs: a CUDA stream of this runner."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    @property
+    def sizes(self) -> list[Sizes]:
+        """The sizes of the static batches, smallest first."""
+        return list(reversed(self._batches))
 
     def run(self, batch: Ragged) -> Tensor | None:
         """Returns the outputs at the batch's positions (N, O), which hold until the next call; None if none fits."""

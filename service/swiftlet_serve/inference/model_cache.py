@@ -109,7 +109,7 @@ class ModelCache:
         found = []
         for manifest in self._root.glob(f"*/*/{MANIFEST}"):
             path, entry = manifest.parent, manifest.parents[1]
-            with suppress(OSError):  # another process removes it, or its owner lets nobody else read it
+            with suppress(OSError):  # another process removes it, or only its owner may read it
                 found.append(Entry(path, sum(file.stat().st_size for file in path.iterdir()), entry.stat().st_mtime))
         return sorted(found, key=lambda entry: -entry.used)
 
@@ -223,7 +223,7 @@ def _open_lock(file: Path) -> int:
 
 
 def _can_be_read(manifest: Path) -> bool:
-    """Returns whether an entry has its manifest. Raises SetupError if its owner lets nobody else read it."""
+    """Returns whether an entry has its manifest. Raises SetupError if only its owner may read it."""
     entry = manifest.parents[1]
     try:
         manifest.open("rb").close()
@@ -231,7 +231,7 @@ def _can_be_read(manifest: Path) -> bool:
         if not os.access(entry.parent, os.X_OK, effective_ids=True):  # then the cache itself is another user's
             return False
         raise SetupError(
-            f"The imported model {entry} is another user's, who lets nobody else read it. Have its owner run "
+            f"The imported model {entry} is another user's, and only that user may read it. Have its owner run "
             f"chmod -R a+rX {entry}, or set model_cache to a directory of your own."
         ) from None
     except OSError:

@@ -63,7 +63,7 @@ def test_answer_with_too_many_tokens_is_refused_before_the_model_runs(
 
 
 def test_other_answers_are_never_refused(client: AppClient) -> None:
-    """The number of tokens with ignored labels is unknown before the model runs, and an answer may have some outputs only."""
+    """The number of tokens with ignored labels is known after the run. Some answers have only some outputs."""
     for path, body in (
         ("/entities", {"inputs": TEXTS, "parameters": {"aggregation_strategy": "none", "ignore_labels": ["OTHER-1"]}}),
         ("/entities", {"inputs": TEXTS, "parameters": {"ignore_labels": []}}),

@@ -13,7 +13,7 @@ import pytest
 import torch
 import triton
 
-from swiftlet_models.ragged import fusion, in_torch, kernels, products, scaled_kernels
+from swiftlet_models.ragged import fusion, in_torch, kernels, products, rounded, scaled_kernels
 from swiftlet_models.ragged.attention import attend_by_sequence
 from swiftlet_models.ragged.feed_forward import FeedForward
 from swiftlet_models.ragged.layout import Layout
@@ -235,7 +235,7 @@ def test_kernels_of_a_gpu_compute_nearly_the_same(architecture, task):
 
 
 @on_cuda
-@pytest.mark.parametrize("small", products.LARGEST)
+@pytest.mark.parametrize("small", rounded.LARGEST)
 @pytest.mark.parametrize("rows", [1, scaled_kernels.MANY_TOKENS])
 def test_products_of_8_bits_on_a_gpu_compute_nearly_the_same(rows, small):
     parts = scaled_kernels.quantise, scaled_kernels.multiply

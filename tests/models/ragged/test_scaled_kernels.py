@@ -7,11 +7,11 @@ import os
 import pytest
 import torch
 
-from swiftlet_models.ragged import products, scaled_kernels
+from swiftlet_models.ragged import products, rounded, scaled_kernels
 from tests.support.checkpoints import relative_error
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="there is a GPU: see test_kernels.py")
-BOTH = (torch.int8, products.FP8)
+BOTH = (torch.int8, rounded.FP8)
 
 
 def random(*shape):
@@ -25,16 +25,14 @@ def test_rows_are_scaled_and_rounded_as_in_torch(small):
     x[0], x[1] = 0.0, torch.arange(48) / 2
     x[1, -1] = 127.0
 
-    (found, step), (expected, expected_step) = (
-        part.quantise(x, small, products.LARGEST[small]) for part in (scaled_kernels, products)
-    )
+    (found, step), (expected, expected_step) = (part.quantise(x, small) for part in (scaled_kernels, rounded))
 
     assert torch.equal(step, expected_step)
     found, expected = found.float(), expected.float()
     # The interpreter of Triton 3.7 halves what it rounds up to a power of two in FP8. The compiler does not.
     is_rounded_up = (expected.abs().log2() % 1 == 0) & (expected.abs() > (x / step[:, None]).abs())
     assert torch.equal(found, expected.where(~is_rounded_up, found))
-    assert small == products.FP8 or torch.equal(found, expected)
+    assert small == rounded.FP8 or torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("activation", [None, "relu", "gelu", "gelu_new", "silu"])
@@ -47,14 +45,11 @@ def test_products_of_any_size(form, small, activation, monkeypatch):
     monkeypatch.setattr(scaled_kernels, form, block)
     monkeypatch.setattr(scaled_kernels, "MANY_TOKENS", 1 if form == "MANY" else rows + 1)
     x, weight = random(rows, depth), random(columns, depth) / 12
-    parts = (
-        *products.quantise(x, small, products.LARGEST[small]),
-        *products.quantise(weight, small, products.LARGEST[small]),
-    )
+    parts = rounded.quantise(x, small), rounded.quantise(weight, small)
 
     found = scaled_kernels.multiply(*parts, random(columns), activation, torch.float32)
 
-    expected = products.multiply(*parts, random(columns), activation, torch.float32)
+    expected = rounded.multiply(*parts, random(columns), activation, torch.float32)
     assert relative_error(found, expected) <= 1e-6
 
 

@@ -70,7 +70,7 @@ class Translation(NamedTuple):
     wording: Wording = OWN
     """Puts errors of the request in the client's terms."""
     is_whole: bool = False
-    """Whether the response holds the whole answer. The minimum of the answer is then the response's, too."""
+    """Whether the response holds the whole answer, and is at least as large."""
 
 
 Translate = Callable[[Request], Translation]
